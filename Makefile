@@ -1,0 +1,116 @@
+# The front door. `make` alone lists what there is; every target but help and clean sets the environment up first.
+
+PYTHON  ?= python3
+VENV    := .venv
+BIN     := $(VENV)/bin
+STAMP   := $(VENV)/.setup-stamp
+RECIPE  ?=
+SEEDS   ?=
+ARGS    ?=
+WORKERS ?= auto
+
+.DEFAULT_GOAL := help
+.PHONY: help setup data ablation list show bench test test-fast lint types format clean clean-runs
+
+ifneq ($(filter ablation show,$(MAKECMDGOALS)),)
+ifeq ($(strip $(VARIANT)),)
+$(error VARIANT is missing: try `make $(firstword $(filter ablation show,$(MAKECMDGOALS))) VARIANT=g1_headwise`, and `make list` for the names)
+endif
+endif
+
+# Done once, and again only when pyproject.toml, constraints.txt, the Python version or the place of this folder changes.
+# The stamp is removed first and written last, so that a setup that was interrupted never counts as done.
+define SETUP_SCRIPT
+set -eu
+fail() { printf 'make setup: %s\n' "$1" >&2; exit 2; }
+say() { printf '%s\n' "$1" >&2; }
+
+command -v "$PYTHON" >/dev/null 2>&1 || fail "no '$PYTHON' found: install Python 3.11 or newer, or name one with PYTHON=/path/to/python3"
+"$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    fail "$PYTHON is $("$PYTHON" --version 2>&1): gatebench needs Python 3.11 or newer, name one with PYTHON=/path/to/python3"
+
+# Two of these at once in one folder wait for each other, where the system has flock.
+if command -v flock >/dev/null 2>&1; then exec 9<pyproject.toml; flock 9 2>/dev/null || true; fi
+
+place=$("$PYTHON" -c 'import os, sys; print(sys.implementation.cache_tag, sys.version.split()[0], os.getcwd())')
+inputs=$("$PYTHON" -c 'import hashlib, sys
+print(hashlib.sha256(b"\0".join(open(name, "rb").read() for name in sys.argv[1:])).hexdigest())' pyproject.toml constraints.txt)
+old_place= old_inputs=
+if [ -x "$VENV/bin/python" ] && [ -r "$STAMP" ]; then { read -r old_place && read -r old_inputs; } <"$STAMP" || true; fi
+if [ "$place" = "$old_place" ] && [ "$inputs" = "$old_inputs" ]; then exit 0; fi
+
+rm -f "$STAMP"
+if [ "$place" = "$old_place" ]; then
+    say "[1/2] keeping $VENV: pyproject.toml or constraints.txt has changed"
+else
+    # The interpreter beneath an active environment, so that .venv is never made from itself.
+    base=$("$PYTHON" -c 'import sys; print(getattr(sys, "_base_executable", None) or sys.executable)')
+    "$base" -c 'import venv, ensurepip' 2>/dev/null ||
+        fail "$base has no venv or ensurepip: on Debian or Ubuntu, apt-get install python3-venv"
+    say "[1/2] making $VENV with $("$base" --version)"
+    "$base" -m venv --clear "$VENV" || fail "python -m venv $VENV failed"
+fi
+
+say "[2/2] installing gatebench and what it needs (a minute or two; torch is the large one)"
+log=$VENV/setup.log
+rm -f "$VENV/.pip-done"
+{ "$VENV/bin/python" -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt -e '.[dev]' 2>&1 &&
+    : >"$VENV/.pip-done"; } | tee "$log" |
+    grep --line-buffered -oE '(Downloading|Using cached) [^ ]+ \([0-9.]+ [MG]B\)|^Installing collected packages|^ERROR: .*' |
+    sed -u 's/^/      /' >&2 || true
+[ -e "$VENV/.pip-done" ] || fail "pip failed, all of its output is in $log: $(grep '^ERROR' "$log" | tail -n 1)"
+rm -f "$VENV/.pip-done"
+printf '%s\n%s\n' "$place" "$inputs" >"$STAMP.new"
+mv "$STAMP.new" "$STAMP"
+say "ready: $VENV/bin/gatebench --help"
+endef
+
+help: ## Print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: export SETUP_SCRIPT := $(value SETUP_SCRIPT)
+setup: ## Make .venv and install everything; does nothing when that is up to date
+	@PYTHON='$(PYTHON)' VENV='$(VENV)' STAMP='$(STAMP)' sh -c "$$SETUP_SCRIPT"
+
+data: setup ## Build the six-domain corpus (fetched once, then cached) [ARGS=--full]
+	@$(BIN)/gatebench data build --preset six_domains $(ARGS)
+
+ablation: setup ## Compare a variant with the baseline: VARIANT=g1_headwise [RECIPE=quick] [SEEDS=2] [ARGS=...]
+	@$(BIN)/gatebench ablation --variant '$(VARIANT)' $(if $(RECIPE),--recipe '$(RECIPE)') $(if $(SEEDS),--seeds '$(SEEDS)') $(ARGS)
+
+list: setup ## List the variants [ARGS="--table 1"]
+	@$(BIN)/gatebench list $(ARGS)
+
+show: setup ## Show one variant, its equation, cost and the paper's numbers: VARIANT=g1_headwise
+	@$(BIN)/gatebench show '$(VARIANT)' $(ARGS)
+
+bench: setup ## Measure training speed on this machine [ARGS=...]
+	@$(BIN)/gatebench bench $(ARGS)
+
+test: setup lint types ## Lint, types and every test, slow ones too [WORKERS=2] [ARGS="-k gates"]
+	@$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 $(ARGS)
+
+test-fast: setup ## The tests that are not slow, nothing else [WORKERS=2] [ARGS="-k gates"]
+	@$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 -m "not slow" $(ARGS)
+
+lint: setup ## Check style and format (ruff)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: setup ## Check types (mypy)
+	@$(BIN)/mypy
+
+format: setup ## Rewrite the code in the project's format (ruff)
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+clean: ## Remove caches and build leftovers; keeps .venv, results and the corpus
+	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis htmlcov .coverage *.egg-info
+	@find . \( -path './$(VENV)' -o -path ./.git -o -path ./results \) -prune -o -type d -name __pycache__ -exec rm -rf {} +
+
+clean-runs: ## Delete every run directory under results/runs: CONFIRM=yes
+	@if [ "$(CONFIRM)" = yes ]; then rm -rf results/runs; echo "deleted results/runs"; \
+	elif [ -d results/runs ]; then \
+		echo "results/runs holds $$(find results/runs -name config.yaml | wc -l | tr -d ' ') runs, $$(du -sh results/runs | cut -f1):" \
+			"make clean-runs CONFIRM=yes deletes them" >&2; exit 2; \
+	else echo "results/runs does not exist: nothing to delete"; fi
