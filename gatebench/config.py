@@ -1,0 +1,367 @@
+"""Recipes and run configurations: typed, documented, strict. Imports no torch.
+
+A recipe (YAML in `experiments/`) is everything that a run needs except its variant and seed. Every key has a default
+and a docstring; unknown keys are refused with the nearest legal ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import types
+import typing
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from gatebench import variants
+from gatebench.errors import UserError, nearest
+from gatebench.paths import project_root
+
+
+T = TypeVar("T", bound="Recipe")
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are refused, docstrings under fields become their descriptions."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class ModelConfig(Section):
+    """The decoder-only transformer of the paper's Table 7: GQA, QK-norm, RoPE, SwiGLU, RMSNorm, pre-norm."""
+
+    n_layers: int = Field(4, ge=1)
+    d_model: int = Field(192, ge=1)
+    n_heads: int = Field(4, ge=1)
+    """Query heads."""
+    n_kv_heads: int = Field(2, ge=1)
+    head_dim: int = Field(48, ge=2)
+    """Size of one head; n_heads * head_dim need not be d_model."""
+    ffn_dim: int = Field(512, ge=1)
+    """Inner size of the SwiGLU feed-forward layer."""
+    vocab_size: int = Field(4096, ge=4)
+    """Must be the vocabulary of the corpus."""
+    tie_embeddings: bool = True
+    qk_norm: bool = True
+    qkv_bias: bool = False
+    """One flag for q, k, v, o and the gates, as in the released code."""
+    rope_theta: float = Field(10_000.0, gt=1)
+    norm_eps: float = Field(1e-6, gt=0)
+    init_std: float = Field(0.02, gt=0)
+    """Standard deviation of every weight matrix and embedding (released code: 0.02)."""
+    gate_init_std: float | None = Field(None, ge=0)
+    """Standard deviation of gate matrices; null means init_std, so that a sigmoid gate starts near one half."""
+    depth_scaled_init: bool = False
+    """Divide the init of o_proj and down_proj by sqrt(2 * n_layers) (GPT-2); the released code does not."""
+
+    @model_validator(mode="after")
+    def _shapes(self) -> ModelConfig:
+        if self.head_dim % 2:
+            raise ValueError(f"model.head_dim={self.head_dim}: must be even (RoPE rotates pairs of dimensions)")
+        if self.n_heads % self.n_kv_heads:
+            divisors = [n for n in range(1, self.n_heads + 1) if self.n_heads % n == 0]
+            raise ValueError(
+                f"model.n_heads={self.n_heads} is not a multiple of model.n_kv_heads={self.n_kv_heads}; "
+                f"legal n_kv_heads: {', '.join(map(str, divisors))}"
+            )
+        return self
+
+
+class DataConfig(Section):
+    """What the model reads."""
+
+    corpus: str = "six_domains"
+    """Name of a built corpus, or the path of one (see `gatebench data build`)."""
+    seq_len: int = Field(256, ge=8)
+    """Tokens that the model sees at once, the BOS token included."""
+    bos: bool = True
+    """Begin every window with the constant BOS token."""
+    seed: int | None = None
+    """Seed of the data order; null means the run's seed. The order is a pure function of (this seed, step)."""
+    mixture: Literal["proportional", "uniform"] | dict[str, float] = "proportional"
+    """Share of each domain: by tokens, equal, or weights by name."""
+
+
+class OptimConfig(Section):
+    """AdamW with warm-up and decay to a floor."""
+
+    lr: float = Field(3e-3, gt=0)
+    """Peak learning rate."""
+    min_lr_ratio: float = Field(0.1, ge=0, le=1)
+    """Floor of the schedule as a share of lr."""
+    warmup_steps: int = Field(50, ge=0)
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    weight_decay: float = Field(0.1, ge=0)
+    decay_embeddings: bool = False
+    """Apply weight decay to the token embedding (and so to a tied output layer)."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.95, ge=0, lt=1)
+    eps: float = Field(1e-8, gt=0)
+    grad_clip: float | None = Field(1.0, gt=0)
+    """Largest global gradient norm; null does not clip (the norm is recorded all the same)."""
+    gate_lr_multiplier: float = Field(1.0, gt=0)
+    """Learning rate of gate parameters relative to the rest."""
+
+
+class TrainConfig(Section):
+    """How long, in what precision, on what."""
+
+    steps: int = Field(400, ge=1)
+    batch_size: int = Field(16, ge=1)
+    """Sequences per optimiser step, over all devices and micro-batches."""
+    micro_batch_size: int | None = Field(None, ge=1)
+    """Sequences per forward pass and device; null means batch_size / devices (no accumulation)."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """bf16 is bf16 mixed precision; auto takes it where the hardware multiplies it natively."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile of each block; auto compiles on CUDA, where it pays within minutes (docs/training.md)."""
+    accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
+    devices: int = Field(1, ge=1)
+    """Processes per node."""
+    num_nodes: int = Field(1, ge=1)
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    checkpoint_every: int = Field(50, ge=1)
+    """Steps between checkpoints to resume from; the newest two are kept."""
+    log_every: int = Field(10, ge=1)
+    """Steps between reads of the metrics from the device; every step is recorded all the same."""
+    loggers: list[Literal["csv", "tensorboard", "wandb"]] = Field(default_factory=list)
+    """Loggers besides metrics.jsonl, which is always written."""
+
+
+class EvalConfig(Section):
+    """What is measured on the held-out documents when training ends."""
+
+    tokens_per_domain: int | None = Field(32_768, ge=64)
+    """Held-out tokens scored per domain; null scores all."""
+    probe_tokens: int = Field(32_768, ge=8)
+    """Held-out tokens that the probes read (whole windows over all domains). A maximum grows with this number."""
+    batch_size: int = Field(16, ge=1)
+    """Sequences per forward pass; no result depends on it."""
+    seq_len: int | None = Field(None, ge=8)
+    """Context length; null means data.seq_len."""
+
+
+class Recipe(Section):
+    """Everything but variant and seed."""
+
+    description: str = ""
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    data: DataConfig = Field(default_factory=DataConfig)
+    optim: OptimConfig = Field(default_factory=OptimConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    eval: EvalConfig = Field(default_factory=EvalConfig)
+    param_match: Literal["none", "ffn"] = "none"
+    """ffn: change ffn_dim until the variant has the baseline's parameter count (the residual is reported)."""
+
+    @model_validator(mode="after")
+    def _batches(self) -> Recipe:
+        train = self.train
+        world = train.devices * train.num_nodes
+        micro = train.micro_batch_size or train.batch_size // world
+        if micro == 0 or train.batch_size % (micro * world):
+            raise ValueError(
+                f"train.batch_size={train.batch_size}: must be a multiple of micro_batch_size x devices x num_nodes "
+                f"= {train.micro_batch_size or 'batch_size / devices'} x {train.devices} x {train.num_nodes}"
+            )
+        if self.optim.warmup_steps >= train.steps and self.optim.schedule != "constant":
+            raise ValueError(f"optim.warmup_steps={self.optim.warmup_steps}: must be below train.steps={train.steps}")
+        return self
+
+
+class RunConfig(Recipe):
+    """One run, fully resolved: what `config.yaml` of a run directory holds."""
+
+    recipe: str
+    variant: str
+    seed: int = Field(0, ge=0)
+    overrides: list[str] = Field(default_factory=list)
+    corpus_fingerprint: str | None = None
+    """Identity of the corpus that the run reads; filled in when the run is prepared."""
+
+    @property
+    def data_seed(self) -> int:
+        """Seed of the data order."""
+        return self.seed if self.data.seed is None else self.data.seed
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Sequences per forward pass and device."""
+        return self.train.micro_batch_size or self.train.batch_size // (self.train.devices * self.train.num_nodes)
+
+    @property
+    def accumulate(self) -> int:
+        """Micro-batches per optimiser step."""
+        return self.train.batch_size // (self.micro_batch_size * self.train.devices * self.train.num_nodes)
+
+    @property
+    def fingerprint(self) -> str:
+        """Eight hex digits over everything that determines the result (descriptions and loggers do not)."""
+        content = self.model_dump(mode="json", exclude={"description": True, "overrides": True, "train": {"loggers"}})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+
+    @property
+    def run_name(self) -> str:
+        """Name of the run below `results/runs`: recipe, variant, seed, and the fingerprint of the rest."""
+        return f"{Path(self.recipe).stem}/{self.variant}-s{self.seed}-{self.fingerprint}"
+
+
+def apply_variant(model: ModelConfig, variant: variants.Variant) -> ModelConfig:
+    """Return `model` with the variant's architecture overrides. Raises UserError where a ratio gives no whole number."""
+    changed: dict[str, int] = {}
+    for key, ratio in variant.ratios.items():
+        value = getattr(model, key) * ratio
+        if value.denominator != 1:
+            raise UserError(
+                f"variant '{variant.name}': model.{key}={getattr(model, key)} x {float(ratio):g} is no whole number; "
+                f"legal: a recipe with model.{key} a multiple of {ratio.denominator}"
+            )
+        changed[key] = int(value)
+    if not changed:
+        return model
+    try:
+        return ModelConfig.model_validate({**model.model_dump(), **changed})
+    except ValidationError as error:
+        raise UserError(f"variant '{variant.name}': {_one_line(error, ModelConfig)}") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2 floats (`3e-3` is a number) and no duplicate keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"key '{key}' stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:\d[\d_]*\.?[\d_]*(?:[eE][-+]?\d+)?|\.\d[\d_]*(?:[eE][-+]?\d+)?|\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"),
+    list("-+0123456789."),
+)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Return what the YAML `text` says. Raises UserError with `where` and the line of a mistake."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        raise UserError(f"{where}{line}: {getattr(error, 'problem', None) or 'not valid YAML'}") from None
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the recipes in `experiments/`."""
+    return sorted(path.stem for path in (project_root() / "experiments").glob("*.yaml"))
+
+
+def recipe_path(name: str) -> Path:
+    """Return the file of a recipe, given its name or path. Raises UserError naming the nearest recipes."""
+    if name.endswith((".yaml", ".yml")):
+        path = Path(name)
+    else:
+        path = project_root() / "experiments" / f"{name}.yaml"
+    if not path.is_file():
+        raise UserError(f"recipe '{name}': not found; {nearest(name, recipe_names())}")
+    return path
+
+
+def load_recipe(name: str, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
+    """Return the recipe `name` (of `experiments/`, or a path) with `section.key=value` overrides applied."""
+    path = recipe_path(name)
+    content = parse_yaml(path.read_text(encoding="utf-8"), str(name)) or {}
+    if not isinstance(content, dict):
+        raise UserError(f"recipe '{name}': must be a mapping of {', '.join(Recipe.model_fields)}")
+    for override in overrides:
+        _apply_override(content, override)
+    return _validated(Recipe, content, f"recipe '{name}'")
+
+
+def make_run(recipe: str, variant: str, seed: int = 0, overrides: list[str] | tuple[str, ...] = ()) -> RunConfig:
+    """Return the resolved configuration of one run. Raises UserError for anything that is not legal."""
+    loaded = load_recipe(recipe, overrides)
+    known = variants.get(variant)
+    apply_variant(loaded.model, known)
+    name = Path(recipe).stem
+    content = {**loaded.model_dump(), "recipe": name, "variant": known.name, "seed": seed, "overrides": sorted(overrides)}
+    return _validated(RunConfig, content, f"seed {seed}")
+
+
+def run_from_yaml(text: str, where: str) -> RunConfig:
+    """Return the configuration that a run directory's `config.yaml` holds."""
+    return _validated(RunConfig, parse_yaml(text, where), where)
+
+
+def to_yaml(config: RunConfig) -> str:
+    """Return `config` as YAML that `run_from_yaml` reads back to an equal object."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def differences(ours: RunConfig, theirs: RunConfig) -> list[str]:
+    """Return `key: theirs -> ours` for every key of the fingerprint in which two runs differ."""
+    flat_ours, flat_theirs = _flat(ours.model_dump(mode="json")), _flat(theirs.model_dump(mode="json"))
+    ignored = ("description", "overrides", "train.loggers")
+    keys = [key for key in flat_ours | flat_theirs if not key.startswith(ignored)]
+    return [f"{k}: {flat_theirs.get(k)} -> {flat_ours.get(k)}" for k in keys if flat_ours.get(k) != flat_theirs.get(k)]
+
+
+def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _apply_override(content: dict[str, Any], override: str) -> None:
+    key, equals, value = override.partition("=")
+    path = key.strip().split(".")
+    if not equals or not all(path):
+        raise UserError(f"--set '{override}': must be key=value, for example optim.lr=3e-3")
+    section: Any = content
+    for name in path[:-1]:
+        section = section.setdefault(name, {})
+        if not isinstance(section, dict):
+            raise UserError(f"--set '{override}': '{name}' holds no further keys")
+    section[path[-1]] = parse_yaml(value, f"--set '{override}'")
+
+
+def _validated(model: type[T], content: Any, where: str) -> T:
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise UserError(f"{where}: {_one_line(error, model)}") from None
+
+
+def _one_line(error: ValidationError, model: type[BaseModel]) -> str:
+    """Return the first mistake of `error` as one line that names key, value and what would be legal."""
+    first = error.errors()[0]
+    location = [part for part in first["loc"] if isinstance(part, str)]
+    key = ".".join(location)
+    if first["type"] == "extra_forbidden":
+        section = _section(model, location[:-1])
+        return f"key '{key}' is unknown; {nearest(location[-1], section.model_fields)}"
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error":
+        return message
+    return f"{key}={first['input']!r}: {message[0].lower() + message[1:]}"
+
+
+def _section(model: type[BaseModel], path: list[str]) -> type[BaseModel]:
+    for name in path:
+        field = model.model_fields.get(name)
+        annotation = field.annotation if field else None
+        options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+        inner = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
+        if not inner:
+            return model
+        model = inner[0]
+    return model
