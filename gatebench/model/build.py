@@ -1,0 +1,29 @@
+"""From a configuration to an initialised model."""
+
+from __future__ import annotations
+
+import torch
+
+from gatebench import variants
+from gatebench.config import ModelConfig, RunConfig
+from gatebench.model.accounting import account
+from gatebench.model.init import initialize
+from gatebench.model.transformer import Transformer
+
+
+def build_model(config: ModelConfig, variant: variants.Variant | str, seed: int = 0) -> Transformer:
+    """Return an initialised model; `config` is the final shape."""
+    if isinstance(variant, str):
+        variant = variants.get(variant)
+    with torch.device("meta"):
+        model = Transformer(config, variant)
+    model = model.to_empty(device="cpu")
+    if config.tie_embeddings:
+        model.lm_head.weight = model.embed.weight
+    initialize(model, config, seed)
+    return model
+
+
+def build_run_model(config: RunConfig) -> Transformer:
+    """Return the initialised model of a run, with the variant's overrides and parameter matching applied."""
+    return build_model(account(config).model, config.variant, config.seed)

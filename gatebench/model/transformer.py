@@ -1,0 +1,73 @@
+"""The decoder-only transformer of the paper's Table 7 (dense): pre-norm, RMSNorm, SwiGLU, tied or untied embeddings.
+
+Letters: B batch, T tokens, C d_model, F ffn_dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gatebench.config import ModelConfig
+from gatebench.model.attention import Attention, KVCache, Rope
+from gatebench.model.norm import RMSNorm
+from gatebench.variants import Variant
+
+
+class SwiGLU(nn.Module):
+    """down(SiLU(gate(x)) ⊙ up(x)) (Shazeer 2020)."""
+
+    def __init__(self, d_model: int, ffn_dim: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(d_model, ffn_dim, bias=False)
+        self.up_proj = nn.Linear(d_model, ffn_dim, bias=False)
+        self.down_proj = nn.Linear(ffn_dim, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (B, T, C) for `x` (B, T, C)."""
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    """One pre-norm layer: h + Attn(N(h)), then h + FFN(N(h))."""
+
+    def __init__(self, config: ModelConfig, variant: Variant) -> None:
+        super().__init__()
+        self.attn_norm = RMSNorm(config.d_model, eps=config.norm_eps)
+        self.attn = Attention(config, variant)
+        self.ffn_norm = RMSNorm(config.d_model, eps=config.norm_eps)
+        self.ffn = SwiGLU(config.d_model, config.ffn_dim)
+
+    def forward(self, h: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | None = None) -> Tensor:
+        """Return the residual stream (B, T, C) after this layer."""
+        h = h + self.attn(self.attn_norm(h), cos, sin, cache)
+        return h + self.ffn(self.ffn_norm(h))
+
+
+class Transformer(nn.Module):
+    """Token ids in, logits out. `config` is final: overrides and parameter matching are applied (`model.build`)."""
+
+    def __init__(self, config: ModelConfig, variant: Variant) -> None:
+        super().__init__()
+        self.config = config
+        self.variant = variant
+        self.embed = nn.Embedding(config.vocab_size, config.d_model)
+        self.rope = Rope(config.head_dim, config.rope_theta)
+        self.blocks = nn.ModuleList(Block(config, variant) for _ in range(config.n_layers))
+        self.norm = RMSNorm(config.d_model, eps=config.norm_eps)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        if config.tie_embeddings:
+            self.lm_head.weight = self.embed.weight
+
+    def forward(self, ids: Tensor, caches: list[KVCache] | None = None) -> Tensor:
+        """Return logits (B, T, V) for `ids` (B, T); with `caches` (one a layer), `ids` continue what is cached."""
+        start = caches[0].length if caches else 0
+        cos, sin = self.rope(start, ids.shape[1], ids.device)
+        h = self.embed(ids)  # (B, T, C)
+        for i, block in enumerate(self.blocks):
+            h = block(h, cos, sin, caches[i] if caches else None)
+        return self.lm_head(self.norm(h))
+
+    def new_caches(self) -> list[KVCache]:
+        """Return an empty cache for every layer."""
+        return [KVCache() for _ in self.blocks]
