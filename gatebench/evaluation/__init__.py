@@ -1,0 +1,1 @@
+"""Measurements on a trained model: perplexity per domain and probes."""

@@ -1,0 +1,65 @@
+"""Everything that is measured when training ends: eval.json, probes.json, probes.npz, and the summary's metrics."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gatebench.data.tokens import IGNORED_TARGET, Corpus, heldout_windows
+from gatebench.errors import UserError
+from gatebench.evaluation.perplexity import domain_scores, summarize
+from gatebench.evaluation.probes import probe
+from gatebench.training.rundir import write_atomic, write_json
+from gatebench.training.run import Trained
+
+
+def full_windows(corpus: Corpus, seq_len: int, *, bos: bool, n_tokens: int) -> NDArray[np.int64]:
+    """Return (N, seq_len) held-out windows without padding: N = n_tokens // seq_len, or all that there are.
+
+    Domains take turns, each with its windows in a fixed shuffled order, so that every domain and many documents are there.
+    Raises UserError where no held-out document is that long.
+    """
+    found = []
+    for domain in corpus.domains:
+        windows = heldout_windows(corpus, domain, seq_len, bos=bos, max_tokens=8 * n_tokens)
+        full = windows.inputs[(windows.targets != IGNORED_TARGET).all(axis=1)]
+        found.append(full[np.random.Generator(np.random.Philox(0)).permutation(len(full))])
+    wanted = max(1, n_tokens // seq_len)
+    chosen = [windows[row] for row in range(max(map(len, found))) for windows in found if row < len(windows)]
+    if not chosen:
+        raise UserError(f"eval.seq_len={seq_len}: corpus '{corpus.name}' has no held-out document that long; legal: a smaller one")
+    return np.stack(chosen[:wanted])
+
+
+def evaluate(trained: Trained) -> dict[str, Any]:
+    """Measure a trained model in fp32, write eval.json, probes.json and probes.npz, and return the summary's metrics."""
+    config, model, corpus, device = trained.config, trained.model, trained.corpus, trained.device
+    seq_len, bos = config.eval.seq_len or config.data.seq_len, config.data.bos
+    context = {"corpus": corpus.name, "corpus_fingerprint": corpus.fingerprint, "seq_len": seq_len, "bos": bos, "dtype": "float32"}
+
+    scores = domain_scores(
+        model,
+        corpus,
+        seq_len=seq_len,
+        bos=bos,
+        max_tokens=config.eval.tokens_per_domain,
+        batch_size=config.eval.batch_size,
+        device=device,
+    )
+    perplexity = summarize(scores)
+    domains = {
+        name: {"ppl": s.perplexity, "bpb": s.bits_per_byte, "nll_sum": s.nll, "tokens": s.tokens, "bytes": s.n_bytes} for name, s in scores.items()
+    }
+    write_json(trained.directory.eval, {**context, "domains": domains, **{k: v for k, v in perplexity.items() if "/" not in k}})
+
+    windows = full_windows(corpus, seq_len, bos=bos, n_tokens=config.eval.probe_tokens)
+    result = probe(model, windows, batch_size=config.eval.batch_size, device=device)
+    probes = result.summary()
+    write_json(trained.directory.probes, {**context, **probes})
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **result.arrays())  # type: ignore[arg-type]
+    write_atomic(trained.directory.probe_arrays, buffer.getvalue())
+    return {"eval_seq_len": seq_len, **perplexity, **probes}

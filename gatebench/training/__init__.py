@@ -1,0 +1,1 @@
+"""One run, start to finish: Lightning module, data module, callbacks, run directory."""

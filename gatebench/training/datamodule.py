@@ -1,0 +1,66 @@
+"""Feeds training windows to Lightning, starting wherever the run stands.
+
+Lightning never has to fast-forward or repeat anything: the loader asks the trainer for its step and begins there, and what a
+step reads is a pure function of (data seed, step).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from gatebench.config import RunConfig
+from gatebench.data.tokens import Corpus, TrainingWindows
+
+
+class MicroBatches(IterableDataset[dict[str, Any]]):
+    """The micro-batches of one rank, from optimiser step `start` on, without end.
+
+    Each is `{"ids": (micro_batch_size, seq_len + 1) int64, "crc": int}`; `crc` is the CRC-32 of the rank's ids since the step's first
+    micro-batch, so the last one of a step identifies all that the rank read in it.
+    """
+
+    def __init__(self, windows: TrainingWindows, config: RunConfig, start: int, rank: int, world_size: int) -> None:
+        self.windows = windows
+        self.config = config
+        self.start = start
+        self.rank = rank
+        self.world_size = world_size
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        micro, accumulate = self.config.micro_batch_size, self.config.accumulate
+        step = self.start
+        while True:
+            crc = 0
+            for accumulated in range(accumulate):
+                ids = self.windows.batch((step * accumulate + accumulated) * self.world_size + self.rank, micro)
+                crc = zlib.crc32(np.ascontiguousarray(ids, dtype="<i8").tobytes(), crc)
+                yield {"ids": torch.from_numpy(ids), "crc": crc}
+            step += 1
+
+
+class TokenData(L.LightningDataModule):
+    """Training windows of a corpus."""
+
+    def __init__(self, config: RunConfig, corpus: Corpus) -> None:
+        super().__init__()
+        self.config = config
+        # A window of the corpus is BOS + seq_len tokens: the model reads seq_len of them and predicts seq_len.
+        self.windows = TrainingWindows(
+            corpus, config.data.seq_len, bos=config.data.bos, seed=config.data_seed, mixture=config.data.mixture
+        )
+
+    def train_dataloader(self) -> DataLoader[dict[str, Any]]:
+        """Return a loader that begins at the trainer's current step."""
+        trainer = self.trainer
+        assert trainer is not None
+        dataset = MicroBatches(self.windows, self.config, trainer.global_step, trainer.global_rank, trainer.world_size)
+        on_gpu = trainer.strategy.root_device.type == "cuda"
+        # One worker keeps the order; on CPU it would only take a core from the model.
+        return DataLoader(dataset, batch_size=None, num_workers=1 if on_gpu else 0, pin_memory=on_gpu)

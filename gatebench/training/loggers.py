@@ -1,0 +1,69 @@
+"""Loggers besides `metrics.jsonl`. They are fed from its rows, so none can disagree with it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from typing import Any
+
+from gatebench.config import RunConfig
+from gatebench.errors import UserError
+from gatebench.training.rundir import RunDirectory, write_atomic
+
+Listener = Callable[[list[dict[str, Any]]], None]
+
+
+def write_csv(directory: RunDirectory) -> None:
+    """Write `metrics.csv` from `metrics.jsonl`: the same rows, each step once."""
+    import io
+
+    rows = directory.metrics_rows()
+    if rows:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomic(directory.path / "metrics.csv", text.getvalue())
+
+
+def listeners(config: RunConfig, directory: RunDirectory, start_step: int) -> list[Listener]:
+    """Return a function per configured logger that takes new metrics rows. Raises UserError where a package is missing."""
+    makers = {"csv": _csv, "tensorboard": _tensorboard, "wandb": _wandb}
+    return [makers[name](config, directory, start_step) for name in config.train.loggers]
+
+
+def _csv(config: RunConfig, directory: RunDirectory, start_step: int) -> Listener:
+    return lambda rows: write_csv(directory)
+
+
+def _tensorboard(config: RunConfig, directory: RunDirectory, start_step: int) -> Listener:
+    from lightning.pytorch.loggers import TensorBoardLogger
+
+    # purge_step hides what a killed run wrote beyond its checkpoint
+    logger = TensorBoardLogger(directory.path, name="tensorboard", version="", purge_step=start_step + 1)
+    return lambda rows: _log(logger, rows)
+
+
+def _wandb(config: RunConfig, directory: RunDirectory, start_step: int) -> Listener:
+    try:
+        import wandb  # noqa: F401
+    except ImportError:
+        raise UserError("train.loggers=['wandb']: package wandb is missing; pip install 'gatebench[wandb]'") from None
+    from lightning.pytorch.loggers import WandbLogger
+
+    logger = WandbLogger(
+        project="gatebench",
+        name=directory.name,
+        id=directory.name.replace("/", "-"),
+        save_dir=directory.path,
+        config=config.model_dump(mode="json"),
+        resume="allow",
+    )
+    return lambda rows: _log(logger, rows)
+
+
+def _log(logger: Any, rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        metrics = {key: value for key, value in row.items() if isinstance(value, (int, float)) and key != "step"}
+        logger.log_metrics(metrics, step=row["step"])
+    logger.save()

@@ -1,0 +1,298 @@
+"""One run, start to finish: claim the directory, train or resume, evaluate, publish `summary.json`."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import statistics
+import struct
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from safetensors.torch import load_model, save_model
+
+import gatebench
+from gatebench.config import RunConfig
+from gatebench.data.tokens import Corpus
+from gatebench.errors import UserError
+from gatebench.model.accounting import Accounting, account
+from gatebench.model.build import build_run_model
+from gatebench.model.transformer import Transformer
+from gatebench.paths import runs_dir
+from gatebench.training import hardware, loggers
+from gatebench.training.callbacks import MetricsWriter, ResumePoints, TrainingProgress
+from gatebench.training.datamodule import TokenData
+from gatebench.training.module import LanguageModel
+from gatebench.training.rundir import RunDirectory, RunLog, disk_full_is_a_user_error, write_json
+
+SUMMARY_SCHEMA = 1
+
+
+class InterruptedRun(Exception):
+    """Training was stopped from outside (a signal) before its last step; what is saved resumes."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model and what an evaluation needs beside it."""
+
+    config: RunConfig
+    model: Transformer
+    corpus: Corpus
+    device: torch.device
+    precision: str
+    directory: RunDirectory
+
+
+Evaluate = Callable[[Trained], dict[str, Any]]
+"""Measures a trained model, writes eval.json and probes.*, and returns the flat metrics for the summary."""
+
+
+def prepare(config: RunConfig) -> tuple[RunConfig, Corpus, Accounting]:
+    """Return `config` tied to the corpus it will read, that corpus, and the run's costs. Raises UserError for every mismatch."""
+    costs = account(config)
+    hardware.resolve_accelerator(config.train.accelerator)
+    corpus = Corpus.open(config.data.corpus)
+    if corpus.vocab_size != config.model.vocab_size:
+        raise UserError(
+            f"model.vocab_size={config.model.vocab_size}: corpus '{corpus.name}' has {corpus.vocab_size}; "
+            f"legal: --set model.vocab_size={corpus.vocab_size}"
+        )
+    if config.corpus_fingerprint not in (None, corpus.fingerprint):
+        raise UserError(
+            f"corpus '{corpus.name}': was rebuilt since this run began (fingerprint {corpus.fingerprint[:12]}, "
+            f"the run has {str(config.corpus_fingerprint)[:12]}); legal: a new run, or the corpus as it was"
+        )
+    return config.model_copy(update={"corpus_fingerprint": corpus.fingerprint}), corpus, costs
+
+
+def run_directory(config: RunConfig, out: Path | None = None) -> RunDirectory:
+    """Return the directory of a prepared run: `out`, or its place below `results/runs`."""
+    return RunDirectory(out or runs_dir() / config.run_name)
+
+
+def run(config: RunConfig, evaluate: Evaluate, *, out: Path | None = None, threads: int | None = None) -> dict[str, Any]:
+    """Train (or resume, or find done) one run and return its summary.
+
+    Raises UserError for bad input, InterruptedRun when stopped by a signal.
+    """
+    config, corpus, costs = prepare(config)
+    directory = run_directory(config, out)
+    if threads:
+        torch.set_num_threads(threads)
+    if is_first_process():
+        directory.claim(config)
+    if directory.done:
+        return directory.read_summary()
+    if not is_first_process():  # a worker process of DDP: the first one holds the directory
+        _train(config, corpus, costs, directory, evaluate)
+        raise SystemExit(0)
+    with directory.locked(), disk_full_is_a_user_error(directory):
+        if directory.done:
+            return directory.read_summary()
+        return _train(config, corpus, costs, directory, evaluate)
+
+
+def is_first_process() -> bool:
+    """Return whether this is the process that owns the directory; Lightning starts the other ranks with these set."""
+    return os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get("NODE_RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+
+
+def _train(config: RunConfig, corpus: Corpus, costs: Accounting, directory: RunDirectory, evaluate: Evaluate) -> dict[str, Any]:
+    started = datetime.now(UTC)
+    accelerator = hardware.resolve_accelerator(config.train.accelerator)
+    precision = hardware.resolve_precision(config.train.precision, accelerator)
+    model = build_run_model(config)
+    device = torch.device(accelerator, int(os.environ.get("LOCAL_RANK", 0))) if accelerator == "cuda" else torch.device(accelerator)
+    diverged: int | None = None
+    compiled = False
+    if directory.weights.is_file():
+        load_model(model, directory.weights)
+        record = _read_environment(directory)
+        compiled = bool(record and record[-1]["compiled"])
+    else:
+        compiled = _compile(config, model, device, precision)
+        _record_environment(config, directory, accelerator, precision, compiled)
+        diverged = _fit(config, corpus, directory, model, accelerator, precision)
+    if not is_first_process():
+        return {}
+    model = model.to(device).eval()
+    metrics: dict[str, Any] = {}
+    if diverged is None:
+        metrics = evaluate(Trained(config, model, corpus, device, precision, directory))
+    summary = _summary(config, corpus, costs, directory, diverged, started) | metrics
+    loggers.write_csv(directory) if "csv" in config.train.loggers else None
+    write_json(directory.summary, summary)
+    for _, path in directory.resume_points():
+        path.unlink()
+    return summary
+
+
+def _compile(config: RunConfig, model: Transformer, device: torch.device, precision: str) -> bool:
+    if not hardware.wants_compile(config.train.compile, device.type):
+        return False
+    model.to(device)
+    example = torch.zeros(config.micro_batch_size, config.data.seq_len, dtype=torch.long, device=device)
+    return hardware.compile_blocks(model, example, device.type, precision) is None
+
+
+def _fit(
+    config: RunConfig, corpus: Corpus, directory: RunDirectory, model: Transformer, accelerator: str, precision: str
+) -> int | None:
+    """Train to the last step and save the weights; return the step at which the run diverged, if it did."""
+    quieten_lightning()
+    module = LanguageModel(config, model)
+    metrics = MetricsWriter(config, directory)
+    points = ResumePoints(config, directory, metrics)
+    log = RunLog(directory)
+    checkpoint, start = _newest_readable(directory, log)
+    if is_first_process():
+        metrics.listeners += loggers.listeners(config, directory, start)
+    trainer = L.Trainer(
+        accelerator={"cuda": "gpu"}.get(accelerator, accelerator),
+        devices=config.train.devices,
+        num_nodes=config.train.num_nodes,
+        strategy=config.train.strategy,
+        precision="bf16-mixed" if precision == "bf16" else "32-true",
+        accumulate_grad_batches=config.accumulate,
+        max_steps=config.train.steps,
+        max_epochs=-1,
+        min_epochs=0,
+        callbacks=[metrics, points, TrainingProgress(config, directory.name, metrics, log)],
+        default_root_dir=directory.path,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+    )
+    try:
+        # the checkpoint is our own file, and Lightning's loop state needs full unpickling
+        trainer.fit(module, datamodule=TokenData(config, corpus), ckpt_path=checkpoint, weights_only=False)
+    except SIGTERMException:
+        raise InterruptedRun(f"{directory.name}: stopped at step {trainer.global_step} of {config.train.steps}") from None
+    if metrics.diverged_step is not None:
+        return metrics.diverged_step
+    if trainer.global_step < config.train.steps:
+        raise InterruptedRun(f"{directory.name}: stopped at step {trainer.global_step} of {config.train.steps}")
+    if is_first_process():
+        temporary = directory.weights.with_suffix(".tmp")
+        try:
+            save_model(model, str(temporary))
+            os.replace(temporary, directory.weights)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    return None
+
+
+def _newest_readable(directory: RunDirectory, log: RunLog) -> tuple[Path | None, int]:
+    """Return the newest checkpoint that can be read, and its step; damaged ones are passed over with a warning."""
+    for step, path in directory.resume_points():
+        try:
+            torch.load(path, map_location="cpu", weights_only=False, mmap=True)
+            return path, step
+        except Exception as error:
+            log(f"{path}: cannot be read ({type(error).__name__}); going back to an earlier one")
+    return None, 0
+
+
+def quieten_lightning() -> None:
+    """Keep Lightning's advertisements and hints off a researcher's terminal; warnings that matter stay."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    for message in (".*does not have many workers.*", ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*", ".*srun.*"):
+        warnings.filterwarnings("ignore", message=message)
+
+
+def _read_environment(directory: RunDirectory) -> list[dict[str, Any]]:
+    import json
+
+    if not directory.environment.is_file():
+        return []
+    attempts: list[dict[str, Any]] = json.loads(directory.environment.read_text(encoding="utf-8"))["attempts"]
+    return attempts
+
+
+def _record_environment(config: RunConfig, directory: RunDirectory, device: str, precision: str, compiled: bool) -> None:
+    """Add this attempt to environment.json; a resumed run lists every place it ran in."""
+    if not is_first_process():
+        return
+    attempt = {"started": datetime.now(UTC).isoformat(timespec="seconds")}
+    attempt |= hardware.environment(config, device, precision, compiled)
+    write_json(directory.environment, {"attempts": [*_read_environment(directory), attempt]})
+
+
+def curve_hash(losses: list[float | None]) -> str:
+    """Return a hash of a loss curve; two runs with equal hashes trained identically (a knob that reached nothing)."""
+    packed = b"".join(struct.pack("<d", float("nan") if loss is None else loss) for loss in losses)
+    return hashlib.sha256(packed).hexdigest()[:16]
+
+
+def _summary(
+    config: RunConfig, corpus: Corpus, costs: Accounting, directory: RunDirectory, diverged: int | None, started: datetime
+) -> dict[str, Any]:
+    rows = directory.metrics_rows()
+    tail = [row["loss"] for row in rows[-max(1, len(rows) // 20) :]]
+    speeds = [row["tokens_per_s"] for row in rows[10:]] or [row["tokens_per_s"] for row in rows]
+    attempts = _read_environment(directory)
+    last = attempts[-1]
+    return {
+        "schema": SUMMARY_SCHEMA,
+        "run": directory.name,
+        "status": "done" if diverged is None else "diverged",
+        "diverged_step": diverged,
+        "variant": config.variant,
+        "recipe": config.recipe,
+        "seed": config.seed,
+        "data_seed": config.data_seed,
+        "overrides": config.overrides,
+        "fingerprint": config.fingerprint,
+        "param_match": config.param_match,
+        "n_params": costs.n_params,
+        "n_params_baseline": costs.n_params_baseline,
+        "n_params_added": costs.added,
+        "ffn_dim": costs.model.ffn_dim,
+        "flops_per_token": costs.flops_per_token,
+        "flops_per_token_baseline": costs.flops_per_token_baseline,
+        "corpus": corpus.name,
+        "corpus_fingerprint": corpus.fingerprint,
+        "vocab_size": corpus.vocab_size,
+        "seq_len": config.data.seq_len,
+        "bos": config.data.bos,
+        "precision": last["precision"],
+        "compiled": last["compiled"],
+        "device": last["device"],
+        "threads": last["threads"],
+        "n_devices": last["n_devices"],
+        "steps": rows[-1]["step"],
+        "tokens": rows[-1]["tokens"],
+        "data_hash": hashlib.sha256("".join(row["batch"] for row in rows).encode()).hexdigest()[:16],
+        "curve_hash": curve_hash([row["loss"] for row in rows]),
+        "final_train_loss": None if diverged is not None else statistics.fmean(tail),
+        "tokens_per_s": statistics.median(speeds),
+        "train_wall_s": round(_wall_seconds(rows), 1),
+        "started": attempts[0]["started"],
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "attempts": len(attempts),
+        "git_commit": last["git_commit"],
+        "git_dirty": last["git_dirty"],
+        "machine": last["machine"],
+        "torch_version": last["torch"],
+        "gatebench_version": gatebench.__version__,
+    }
+
+
+def _wall_seconds(rows: list[dict[str, Any]]) -> float:
+    """Return training time: the sum over steps of tokens / tokens_per_s, so that pauses between attempts do not count."""
+    tokens = rows[0]["tokens"] / rows[0]["step"]
+    return sum(tokens / row["tokens_per_s"] for row in rows)

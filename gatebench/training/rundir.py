@@ -1,0 +1,169 @@
+"""A run directory on disk: what is in it, who may write to it, and when it is done.
+
+Status is read from files alone (contract 2): `summary.json` there = done; `checkpoints/model.safetensors` there = trained;
+otherwise the newest readable `checkpoints/step_*.ckpt` is where training goes on. Every one of these is written under another name
+and renamed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gatebench import config as configs
+from gatebench.config import RunConfig
+from gatebench.errors import UserError
+
+_CHECKPOINT = re.compile(r"step_(\d+)\.ckpt")
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class RunDirectory:
+    """The files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.environment = path / "environment.json"
+        self.metrics = path / "metrics.jsonl"
+        self.log = path / "log.txt"
+        self.checkpoints = path / "checkpoints"
+        self.weights = self.checkpoints / "model.safetensors"
+        self.eval = path / "eval.json"
+        self.probes = path / "probes.json"
+        self.probe_arrays = path / "probes.npz"
+        self.summary = path / "summary.json"
+
+    @property
+    def name(self) -> str:
+        """Recipe and run, as in `quick/baseline-s0-1234abcd`."""
+        return f"{self.path.parent.name}/{self.path.name}"
+
+    @property
+    def done(self) -> bool:
+        """Whether the run is finished (diverged counts)."""
+        return self.summary.is_file()
+
+    def read_summary(self) -> dict[str, Any]:
+        """Return `summary.json`."""
+        summary: dict[str, Any] = json.loads(self.summary.read_text(encoding="utf-8"))
+        return summary
+
+    def claim(self, config: RunConfig) -> None:
+        """Create the directory for `config`, or check that it is this config's. Raises UserError naming what differs."""
+        if self.config.is_file():
+            theirs = configs.run_from_yaml(self.config.read_text(encoding="utf-8"), str(self.config))
+            differing = configs.differences(config, theirs)
+            if differing:
+                more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+                raise UserError(
+                    f"run directory '{self.path}': holds another config, {differing[0]}{more}; "
+                    "legal: the same config, or another --out"
+                )
+            return
+        if self.path.exists() and any(entry.name not in (".lock", "log.txt") for entry in self.path.iterdir()):
+            raise UserError(f"run directory '{self.path}': is not empty and holds no config.yaml; legal: a new folder for --out")
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.config, configs.to_yaml(config))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the directory against a second process on this machine. The lock dies with its process and decides nothing else."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with open(self.path / ".lock", "a", encoding="utf-8") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UserError(f"run directory '{self.path}': another process is working on this run; wait for it or stop it") from None
+            yield
+
+    def resume_points(self) -> list[tuple[int, Path]]:
+        """Return (step, file) of the checkpoints to resume from, newest first."""
+        found = []
+        for path in self.checkpoints.glob("step_*.ckpt"):
+            if match := _CHECKPOINT.fullmatch(path.name):
+                found.append((int(match[1]), path))
+        return sorted(found, reverse=True)
+
+    def metrics_rows(self) -> list[dict[str, Any]]:
+        """Return the complete rows of `metrics.jsonl`; a line cut short by a kill is left out."""
+        rows: list[dict[str, Any]] = []
+        if self.metrics.is_file():
+            for line in self.metrics.read_text(encoding="utf-8").splitlines():
+                try:
+                    rows.append(json.loads(line))
+                except json.JSONDecodeError:
+                    break
+        return rows
+
+    def keep_metrics(self, last_step: int) -> None:
+        """Drop every metrics row after `last_step` (they will be made again)."""
+        rows = [row for row in self.metrics_rows() if row["step"] <= last_step]
+        write_atomic(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+class RunLog:
+    """Messages of one run: to standard error and to `log.txt`, once each where the two are the same file."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self.path = directory.log
+
+    def __call__(self, message: str, *, show: bool = True) -> None:
+        """Write one line; with `show` false, to the file alone."""
+        if show:
+            print(message, file=sys.stderr, flush=True)
+        if not (show and self._is_stderr()):
+            with open(self.path, "a", encoding="utf-8") as log:
+                log.write(message + "\n")
+
+    def _is_stderr(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(sys.stderr.fileno()), os.stat(self.path))
+        except (OSError, ValueError):
+            return False
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write `content` to `path` so that a reader, or a crash, sees the old file or the new one and never a part."""
+    temporary = path.with_name(path.name + ".tmp")
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        with open(temporary, "wb") as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write `content` as indented JSON, atomically. NaN and infinities are refused."""
+    write_atomic(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+@contextmanager
+def disk_full_is_a_user_error(directory: RunDirectory) -> Iterator[None]:
+    """Turn a full disk (or quota, or file size limit) into one line that says what is safe."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        full = isinstance(error, OSError) and error.errno in _DISK_FULL
+        # torch and safetensors report a failed write as errors of their own
+        full = full or any(text in str(error) for text in ("PytorchStreamWriter failed", "No space left", "File too large"))
+        if not full:
+            raise
+        points = directory.resume_points()
+        kept = f"the checkpoint of step {points[0][0]} is safe" if points else "no checkpoint was written yet"
+        raise UserError(
+            f"run directory '{directory.path}': no space left to write ({kept}); free some space and run the same line again"
+        ) from None
