@@ -1,0 +1,173 @@
+"""What a reader must know before believing a comparison: each flag is found from the summaries alone.
+
+A *blocking* flag means that the comparison does not measure what it says, so that no verdict is given. The others
+are printed beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+MAX_SEEDS_NAMED = 10
+UNTRAINED_SHARE = 0.9
+"""A run is untrained when its final training loss is above this share of ln(vocabulary), a uniform guess's loss."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One finding about one variant of a comparison."""
+
+    code: str
+    """A stable short name, for scripts: untrained, diverged, dead_knob, ..."""
+    blocking: bool
+    text: str
+    """One sentence without a full stop, naming the numbers."""
+    variant: str
+    seeds: tuple[int, ...] = ()
+
+
+def run_flags(run: pd.Series) -> list[Flag]:
+    """Flags of one run by itself: diverged, untrained, code with uncommitted changes."""
+    name, seed = str(run["variant"]), int(run["seed"])
+    found = []
+    if run["status"] == "diverged":
+        step = run["diverged_step"]
+        at = "" if _missing(step) else f" at step {int(step):,}"
+        found.append(Flag("diverged", True, f"{name} diverged{at}", name, (seed,)))
+    elif run["vocab_size"] > 1 and not _missing(run["final_train_loss"]):
+        ceiling = math.log(run["vocab_size"])
+        if run["final_train_loss"] > UNTRAINED_SHARE * ceiling:
+            text = (
+                f"{name} is untrained: final training loss {run['final_train_loss']:.3f} is above "
+                f"{UNTRAINED_SHARE} ln({run['vocab_size']:,}) = {UNTRAINED_SHARE * ceiling:.3f}"
+            )
+            found.append(Flag("untrained", True, text, name, (seed,)))
+    if run["git_dirty"]:
+        found.append(Flag("dirty_tree", False, f"{name} ran from code with uncommitted changes", name, (seed,)))
+    return found
+
+
+def pair_flags(baseline: pd.Series, variant: pd.Series) -> list[Flag]:
+    """Flags of a variant's run against the baseline's run at the same seed."""
+    name, seeds = str(variant["variant"]), (int(variant["seed"]),)
+    found: list[Flag] = []
+
+    def differs(column: str) -> bool:
+        ours, theirs = variant[column], baseline[column]
+        return bool(ours != theirs) and not (_missing(ours) and _missing(theirs))
+
+    def add(code: str, blocking: bool, text: str) -> None:
+        found.append(Flag(code, blocking, text, name, seeds))
+
+    if variant["curve_hash"] and not differs("curve_hash"):
+        add("dead_knob", True, f"{name} has the baseline's loss curve to the last bit: the variant changed nothing")
+    if differs("corpus_fingerprint"):
+        corpora = _both(baseline, variant, "corpus_fingerprint", 9)
+        add("other_corpus", True, f"{name} and the baseline read different corpora ({corpora})")
+    elif variant["status"] == "done" and baseline["status"] == "done":
+        if differs("tokens"):
+            text = f"{name} saw {variant['tokens']:,} tokens, the baseline {baseline['tokens']:,}"
+            add("unequal_tokens", True, text)
+        elif differs("data_hash"):
+            add("unequal_order", True, f"{name} and the baseline saw their tokens in different order")
+    measured = [c for c in ("vocab_size", "seq_len", "eval_seq_len", "bos", *_eval_columns(variant)) if differs(c)]
+    if measured and variant["status"] == "done" and baseline["status"] == "done":
+        add("unequal_evaluation", True, f"{name} and the baseline were measured differently ({', '.join(measured)})")
+    if differs("n_params"):
+        found.append(Flag("unequal_parameters", False, _parameter_text(name, baseline, variant), name))
+    if differs("git_commit"):
+        text = f"{name} and the baseline ran at different commits ({_both(baseline, variant, 'git_commit', 9)})"
+        add("other_code", False, text)
+    settings = [c for c in ("device", "precision", "threads", "n_devices", "compiled", "machine") if differs(c)]
+    if settings:
+        values = ", ".join(f"{column} {_both(baseline, variant, column)}" for column in settings)
+        add("other_settings", False, f"{name} and the baseline ran under different settings: {values}")
+    return found
+
+
+def comparison_flags(baseline: pd.DataFrame, variant: pd.DataFrame, name: str) -> list[Flag]:
+    """All flags of variant ``name`` against its baseline, equal findings of several seeds merged into one.
+
+    Both frames hold the rows of one variant from ``results.load``, at most one a seed. Blocking flags come first.
+    """
+    found: list[Flag] = []
+    base = {int(row["seed"]): row for _, row in baseline.iterrows()}
+    other = {int(row["seed"]): row for _, row in variant.iterrows()}
+    lonely = tuple(seed for seed in other if seed not in base)
+    if lonely:
+        found.append(Flag("baseline_missing", True, "the baseline has no run", name, lonely))
+    missing = tuple(seed for seed in base if seed not in other)
+    if missing:
+        found.append(Flag("variant_missing", False, f"{name} has no run", name, missing))
+    for seed, row in other.items():
+        found.extend(run_flags(row))
+        if seed in base:
+            found.extend(flag for flag in run_flags(base[seed]))
+            found.extend(pair_flags(base[seed], row))
+    found.extend(_repeated_curves(baseline))
+    found.extend(_repeated_curves(variant))
+    return sorted(_merged(found), key=lambda flag: not flag.blocking)
+
+
+def blocking_texts(flags: Iterable[Flag]) -> list[str]:
+    """The texts of the blocking flags, with their seeds."""
+    return [flag_text(flag) for flag in flags if flag.blocking]
+
+
+def flag_text(flag: Flag) -> str:
+    """The flag as one sentence with its seeds, without a full stop."""
+    if not flag.seeds:
+        return flag.text
+    return f"{flag.text} ({seed_text(flag.seeds)})"
+
+
+def seed_text(seeds: Sequence[int]) -> str:
+    """seed 0; seeds 0, 1; 100 seeds from 0 to 99."""
+    if len(seeds) > MAX_SEEDS_NAMED:
+        return f"{len(seeds)} seeds from {min(seeds)} to {max(seeds)}"
+    return f"seed{'s' if len(seeds) != 1 else ''} {', '.join(map(str, seeds))}"
+
+
+def _repeated_curves(runs: pd.DataFrame) -> list[Flag]:
+    """Seeds of one variant with one loss curve: the seed reached nothing, so they are no independent samples."""
+    found = []
+    for _, same in runs[runs["curve_hash"] != ""].groupby("curve_hash", sort=True):
+        if len(same) > 1:
+            name = str(same["variant"].iloc[0])
+            seeds = tuple(int(seed) for seed in same["seed"])
+            found.append(Flag("repeated_curve", True, f"{name} has one loss curve at several seeds", name, seeds))
+    return found
+
+
+def _merged(flags: Iterable[Flag]) -> list[Flag]:
+    seeds: dict[tuple[str, bool, str, str], list[int]] = {}
+    for flag in flags:
+        seeds.setdefault((flag.code, flag.blocking, flag.text, flag.variant), []).extend(flag.seeds)
+    return [Flag(*key[:3], key[3], tuple(sorted(set(found)))) for key, found in seeds.items()]
+
+
+def _parameter_text(name: str, baseline: pd.Series, variant: pd.Series) -> str:
+    added = int(variant["n_params"]) - int(baseline["n_params"])
+    share = 100 * added / int(baseline["n_params"])
+    text = f"{name} has {added:+,} parameters against the baseline ({share:+.2g} %)"
+    matching = str(variant["param_match"])
+    if matching in ("", "none"):
+        return text + ", not matched (param_match none)"
+    return text + f" left over by param_match {matching}"
+
+
+def _eval_columns(run: pd.Series) -> list[str]:
+    return [str(name) for name in run.index if str(name).startswith("eval_tokens/")]
+
+
+def _both(baseline: pd.Series, variant: pd.Series, column: str, length: int | None = None) -> str:
+    return f"{str(variant[column])[:length]} against {str(baseline[column])[:length]}"
+
+
+def _missing(value: Any) -> bool:
+    return bool(pd.isna(value))

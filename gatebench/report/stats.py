@@ -1,0 +1,175 @@
+"""Comparisons paired by seed: difference, interval, adjusted p, verdict. docs/statistics.md says what each means.
+
+scipy and statsmodels do the arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from scipy import stats as scipy_stats
+from statsmodels.stats.multitest import multipletests
+
+Verdict = Literal["better", "worse", "not resolvable"]
+
+ALPHA = 0.05
+ONE_SEED = "one seed gives no verdict"
+NO_PAIRS = "no seed has both numbers"
+NO_SPREAD = "the difference is the same at every seed, so its spread is unknown"
+NO_SINK = "the baseline has no sink to remove"
+DESCRIPTIVE = "reported without a test"
+
+# Relative spread of the differences below which rounding, not the seeds, made it.
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A variant against its baseline on the seeds that both have. Differences are variant minus baseline.
+
+    Numbers that ``n`` does not allow are NaN: mean needs one seed, interval, ``p`` and ``resolvable`` need two.
+    ``verdict`` stays None until :func:`judge` has seen the adjusted p; ``reason`` then says why it still is None.
+    """
+
+    seeds: tuple[int, ...]
+    baseline: tuple[float, ...]
+    variant: tuple[float, ...]
+    lower_is_better: bool
+    alpha: float
+    mean: float
+    sd: float
+    """Sample standard deviation of the differences (n - 1)."""
+    low: float
+    high: float
+    """The 1 - alpha t interval of the mean difference."""
+    p: float
+    """Two-sided paired t test, unadjusted."""
+    resolvable: float
+    """t_{1-alpha/2, n-1} sd / sqrt(n): the smallest mean difference that these seeds could tell from zero."""
+    p_adjusted: float | None = None
+    verdict: Verdict | None = None
+    reason: str | None = None
+
+    @property
+    def n(self) -> int:
+        """Number of pairs."""
+        return len(self.seeds)
+
+    @property
+    def differences(self) -> tuple[float, ...]:
+        """Variant minus baseline, in the order of ``seeds``."""
+        return tuple(v - b for b, v in zip(self.baseline, self.variant, strict=True))
+
+    @property
+    def baseline_mean(self) -> float:
+        """Over the paired seeds; NaN without any."""
+        return _mean(self.baseline)
+
+    @property
+    def variant_mean(self) -> float:
+        """Over the paired seeds; NaN without any."""
+        return _mean(self.variant)
+
+
+def paired_comparison(
+    baseline: pd.Series, variant: pd.Series, *, lower_is_better: bool, alpha: float = ALPHA
+) -> Comparison:
+    """Compare two metrics indexed by seed over the seeds where both are finite.
+
+    Returns the paired t test without a verdict; :func:`judge` adds that. Identical numbers at every seed give p = 1
+    and the interval [0, 0]; the same non-zero difference at every seed gives p = NaN, since a spread of zero is no
+    evidence of certainty but a sign that the seeds are not independent.
+    """
+    pairs = pd.DataFrame({"baseline": baseline, "variant": variant}).sort_index()
+    pairs = pairs[np.isfinite(pairs.to_numpy(dtype=float)).all(axis=1)]
+    base, other = pairs["baseline"].to_numpy(dtype=float), pairs["variant"].to_numpy(dtype=float)
+    difference = other - base
+    n = len(difference)
+    mean = float(difference.mean()) if n else math.nan
+    sd = low = high = p = resolvable = math.nan
+    if n >= 2:
+        sd = float(difference.std(ddof=1))
+        if sd <= _ROUNDING * float(np.abs(np.concatenate([base, other])).max()):
+            sd = 0.0
+            if not difference.any():
+                low = high = resolvable = 0.0
+                p = 1.0
+        else:
+            test = scipy_stats.ttest_rel(other, base)
+            interval = test.confidence_interval(1 - alpha)
+            low, high, p = float(interval.low), float(interval.high), float(test.pvalue)
+            resolvable = float(scipy_stats.t.ppf(1 - alpha / 2, n - 1)) * sd / math.sqrt(n)
+    return Comparison(
+        seeds=tuple(int(seed) for seed in pairs.index),
+        baseline=tuple(map(float, base)),
+        variant=tuple(map(float, other)),
+        lower_is_better=lower_is_better,
+        alpha=alpha,
+        mean=mean,
+        sd=sd,
+        low=low,
+        high=high,
+        p=p,
+        resolvable=resolvable,
+    )
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's step-down adjustment of one family of p values. NaN stays NaN and does not count as a test."""
+    values = np.asarray(p, dtype=float)
+    adjusted = np.full(values.shape, math.nan)
+    tested = ~np.isnan(values)
+    if tested.any():
+        adjusted[tested] = multipletests(values[tested], method="holm")[1]
+    return [float(value) for value in adjusted]
+
+
+def judge(comparison: Comparison, p_adjusted: float, blocked_by: Iterable[str] = ()) -> Comparison:
+    """The comparison with its adjusted p and its verdict, or with the reason why it has none.
+
+    ``blocked_by`` holds the texts of blocking flags; the first becomes the reason. Otherwise the verdict is "better"
+    or "worse" when ``p_adjusted`` is below alpha, and "not resolvable" when it is not.
+    """
+    reason = next(iter(blocked_by), None) or _why_untested(comparison)
+    known = None if math.isnan(p_adjusted) else p_adjusted
+    if reason is not None or known is None:
+        return replace(comparison, p_adjusted=known, verdict=None, reason=reason or DESCRIPTIVE)
+    return replace(comparison, p_adjusted=known, verdict=verdict(comparison, known), reason=None)
+
+
+def verdict(comparison: Comparison, p_adjusted: float) -> Verdict:
+    """What the adjusted p allows to say about a comparison that nothing blocks."""
+    if not p_adjusted < comparison.alpha:
+        return "not resolvable"
+    return "better" if (comparison.mean < 0) == comparison.lower_is_better else "worse"
+
+
+def seeds_to_resolve(comparison: Comparison, limit: int = 1000) -> int | None:
+    """How many seeds would resolve the observed difference if the spread stayed as it is; None above ``limit``.
+
+    A rough guide: the spread itself is known from only n - 1 degrees of freedom.
+    """
+    if not comparison.sd > 0 or comparison.mean == 0:
+        return None
+    for n in range(2, limit + 1):
+        half = float(scipy_stats.t.ppf(1 - comparison.alpha / 2, n - 1)) * comparison.sd / math.sqrt(n)
+        if half < abs(comparison.mean):
+            return n
+    return None
+
+
+def _why_untested(comparison: Comparison) -> str | None:
+    if comparison.n == 0:
+        return NO_PAIRS
+    if comparison.n == 1:
+        return ONE_SEED
+    return NO_SPREAD if math.isnan(comparison.p) else None
+
+
+def _mean(values: tuple[float, ...]) -> float:
+    return float(np.mean(values)) if values else math.nan
