@@ -1,0 +1,52 @@
+"""`gatebench train`: one run directory, start to finish."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Recipe = Annotated[str, typer.Option(help="Recipe of experiments/, or the path of one.")]
+Overrides = Annotated[list[str], typer.Option("--set", help="Override a key of the recipe: section.key=value. Repeatable.")]
+
+
+def train(
+    variant: Annotated[str, typer.Option(help="A variant: `gatebench list`, or any name of the grammar.")],
+    recipe: Recipe = "quick",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of initial values and data order.")] = 0,
+    overrides: Overrides = [],  # noqa: B006
+    out: Annotated[Path | None, typer.Option(help="Run directory (default: results/runs/<recipe>/<run>).")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads (default: all cores).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Train one run, or resume it, or find it done. Killed at any moment, the same line resumes it bit for bit."""
+    from gatebench.config import make_run
+
+    config = make_run(recipe, variant, seed, overrides)  # refuse bad input before torch is loaded
+    from gatebench.evaluation.evaluate import evaluate
+    from gatebench.training.run import InterruptedRun, prepare, run, run_directory
+
+    try:
+        summary = run(config, evaluate, out=out, threads=threads)
+    except InterruptedRun as error:
+        print(f"gatebench: {error}; run the same line again to go on", file=sys.stderr)
+        raise typer.Exit(1) from None
+    if as_json:
+        print(json.dumps(summary, indent=1))
+        return
+    directory = run_directory(prepare(config)[0], out)
+    print(f"{summary['run']}: {describe(summary)}\n{directory.path}", file=sys.stderr)
+
+
+def describe(summary: dict[str, object]) -> str:
+    """Return the main figures of a summary in one line."""
+    if summary["status"] == "diverged":
+        return f"diverged at step {summary['diverged_step']}"
+    gate = "" if summary["gate_mean"] is None else f", mean gate {summary['gate_mean']:.3f}"
+    return (
+        f"Avg PPL {summary['avg_ppl']:.2f}, first-token share {summary['first_token_share']:.4f} "
+        f"(floor {summary['first_token_floor']:.4f}), M-Act {summary['m_act']:.1f}{gate}, {summary['tokens_per_s']:,.0f} tokens/s"
+    )

@@ -1,0 +1,1 @@
+"""Planning and launching runs: every run is a subprocess of the command that a user would type."""
