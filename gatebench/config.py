@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import types
-import typing
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -21,14 +19,26 @@ from gatebench import variants
 from gatebench.errors import UserError, nearest
 from gatebench.paths import project_root
 
-
 T = TypeVar("T", bound="Recipe")
 
 
 class Section(BaseModel):
     """Base of every section: unknown keys are refused, docstrings under fields become their descriptions."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_booleans_for_numbers(cls, content: Any) -> Any:
+        """Refuse `lr: true`, which pydantic would read as 1."""
+        for name, value in content.items() if isinstance(content, dict) else ():
+            known = cls.model_fields.get(name)
+            if isinstance(value, bool) and known is not None and known.annotation is not bool:
+                section = cls.__name__.removesuffix("Config").lower()
+                raise ValueError(f"{section}.{name}={str(value).lower()}: must not be true or false")
+        return content
 
 
 class ModelConfig(Section):
@@ -172,6 +182,13 @@ class Recipe(Section):
         return self
 
 
+RESULT_NEUTRAL = ("description", "overrides", "train.loggers", "train.log_every", "train.checkpoint_every")
+"""Keys that cannot change a result: runs that differ only here are one run.
+
+`overrides` is a record of the command line; what it set counts under its own key.
+"""
+
+
 class RunConfig(Recipe):
     """One run, fully resolved: what `config.yaml` of a run directory holds."""
 
@@ -199,8 +216,9 @@ class RunConfig(Recipe):
 
     @property
     def fingerprint(self) -> str:
-        """Eight hex digits over everything that determines the result (descriptions and loggers do not)."""
-        content = self.model_dump(mode="json", exclude={"description": True, "overrides": True, "train": {"loggers"}})
+        """Eight hex digits over everything that can change the result."""
+        content = _flat(self.model_dump(mode="json"))
+        content = {key: value for key, value in content.items() if key not in RESULT_NEUTRAL}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
     @property
@@ -210,7 +228,7 @@ class RunConfig(Recipe):
 
 
 def apply_variant(model: ModelConfig, variant: variants.Variant) -> ModelConfig:
-    """Return `model` with the variant's architecture overrides. Raises UserError where a ratio gives no whole number."""
+    """Return `model` with the variant's overrides. Raises UserError where a ratio gives no whole number."""
     changed: dict[str, int] = {}
     for key, ratio in variant.ratios.items():
         value = getattr(model, key) * ratio
@@ -229,19 +247,30 @@ def apply_variant(model: ModelConfig, variant: variants.Variant) -> ModelConfig:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 floats (`3e-3` is a number) and no duplicate keys."""
+    """YAML 1.2 scalars (`3e-3` is a number, `off` is a word) and no duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"key '{key}' stands twice", node.start_mark)
+        keys: list[Any] = []
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in keys:
+                raise yaml.constructor.ConstructorError(None, None, f"key '{key}' stands twice", key_node.start_mark)
+            keys.append(key)
         return super().construct_mapping(node, deep)
 
 
+_Loader.yaml_implicit_resolvers = {
+    letter: [resolver for resolver in resolvers if resolver[0] != "tag:yaml.org,2002:bool"]
+    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:\d[\d_]*\.?[\d_]*(?:[eE][-+]?\d+)?|\.\d[\d_]*(?:[eE][-+]?\d+)?|\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"),
+    re.compile(
+        r"^[-+]?(?:\d[\d_]*\.?[\d_]*(?:[eE][-+]?\d+)?|\.\d[\d_]*(?:[eE][-+]?\d+)?|\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
     list("-+0123456789."),
 )
 
@@ -289,7 +318,13 @@ def make_run(recipe: str, variant: str, seed: int = 0, overrides: list[str] | tu
     known = variants.get(variant)
     apply_variant(loaded.model, known)
     name = Path(recipe).stem
-    content = {**loaded.model_dump(), "recipe": name, "variant": known.name, "seed": seed, "overrides": sorted(overrides)}
+    content = {
+        **loaded.model_dump(),
+        "recipe": name,
+        "variant": known.name,
+        "seed": seed,
+        "overrides": sorted(overrides),
+    }
     return _validated(RunConfig, content, f"seed {seed}")
 
 
@@ -306,8 +341,7 @@ def to_yaml(config: RunConfig) -> str:
 def differences(ours: RunConfig, theirs: RunConfig) -> list[str]:
     """Return `key: theirs -> ours` for every key of the fingerprint in which two runs differ."""
     flat_ours, flat_theirs = _flat(ours.model_dump(mode="json")), _flat(theirs.model_dump(mode="json"))
-    ignored = ("description", "overrides", "train.loggers")
-    keys = [key for key in flat_ours | flat_theirs if not key.startswith(ignored)]
+    keys = [key for key in flat_ours | flat_theirs if key not in RESULT_NEUTRAL]
     return [f"{k}: {flat_theirs.get(k)} -> {flat_ours.get(k)}" for k in keys if flat_ours.get(k) != flat_theirs.get(k)]
 
 
@@ -344,7 +378,8 @@ def _validated(model: type[T], content: Any, where: str) -> T:
 def _one_line(error: ValidationError, model: type[BaseModel]) -> str:
     """Return the first mistake of `error` as one line that names key, value and what would be legal."""
     first = error.errors()[0]
-    location = [part for part in first["loc"] if isinstance(part, str)]
+    # Members of a union stand in the location, too: data.mixture.dict[str,float].english
+    location = [part for part in first["loc"] if isinstance(part, str) and "[" not in part]
     key = ".".join(location)
     if first["type"] == "extra_forbidden":
         section = _section(model, location[:-1])
@@ -359,9 +394,7 @@ def _section(model: type[BaseModel], path: list[str]) -> type[BaseModel]:
     for name in path:
         field = model.model_fields.get(name)
         annotation = field.annotation if field else None
-        options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
-        inner = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
-        if not inner:
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
             return model
-        model = inner[0]
+        model = annotation
     return model

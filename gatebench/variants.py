@@ -86,7 +86,9 @@ class GateSpec:
             if getattr(self, key) not in words:
                 raise UserError(f"GateSpec.{key}={getattr(self, key)!r}: legal: {', '.join(words)}")
         if self.mode == "transform" and (self.shared or self.granularity != "elementwise"):
-            raise UserError(f"GateSpec.mode='transform': {self.activation} acts on elements, per head; no other form exists")
+            raise UserError(
+                f"GateSpec.mode='transform': {self.activation} acts on elements, per head; no other form exists"
+            )
         if self.position == "g5" and (self.granularity == "headwise" or self.shared):
             raise UserError(
                 f"{self.name}: the output projection has mixed the heads, so G5 has no headwise and no shared form; "
@@ -184,7 +186,9 @@ def parse_gate(name: str) -> GateSpec:
     raise UserError(f"variant '{name}': unknown; {nearest(name, all_names())} (grammar: {GRAMMAR})")
 
 
-def _curated(name: str, label: str, reason: str, *, group: str, tables: Mapping[int, int] | None = None, alias: str = "") -> Variant:
+def _curated(
+    name: str, label: str, reason: str, *, group: str, tables: Mapping[int, int] | None = None, alias: str = ""
+) -> Variant:
     return Variant(
         name=name,
         gates=(parse_gate(name),),
@@ -277,9 +281,16 @@ def _describe(gate: GateSpec) -> Variant:
         words = [gate.activation]
     else:
         words = [gate.granularity, "head-shared" if gate.shared else "", gate.mode if gate.mode == "additive" else ""]
-        words += [gate.activation if gate.activation != "sigmoid" else "", "input-independent" if gate.source == "constant" else ""]
+        words += [
+            gate.activation if gate.activation != "sigmoid" else "",
+            "input-independent" if gate.source == "constant" else "",
+        ]
     label = f"{POSITIONS[gate.position]} {' '.join(filter(None, words))} {gate.position.upper()}"
-    reason = "a cell of the factorial position x granularity x sharing x mode x activation" if gate in set(factorial()) else "named by the grammar"
+    reason = (
+        "a cell of the factorial position x granularity x sharing x mode x activation"
+        if gate in set(factorial())
+        else "named by the grammar"
+    )
     return Variant(gate.name, (gate,), label=label[0].upper() + label[1:], reason=reason)
 
 
@@ -327,7 +338,14 @@ def get(name: str) -> Variant:
     gates.sort(key=lambda gate: gate.position)
     parts.sort(key=lambda part: (part.gates[0].position, "") if part.gates else ("", part.name))
     names = sorted(part.name for part in parts if not part.gates) + [gate.name for gate in gates]
-    return Variant("+".join(names), tuple(gates), ratios, label=" + ".join(part.label for part in parts), group="combined", reason="a combination")
+    return Variant(
+        "+".join(names),
+        tuple(gates),
+        ratios,
+        label=" + ".join(part.label for part in parts),
+        group="combined",
+        reason="a combination",
+    )
 
 
 def _get_part(name: str) -> Variant:
@@ -355,7 +373,9 @@ def select(pattern: str) -> list[Variant]:
     if kind == "group" and value:
         found = [v for v in registry().values() if v.group == value]
         if not found:
-            raise UserError(f"group '{value}': unknown; {nearest(value, sorted({v.group for v in registry().values()}))}")
+            raise UserError(
+                f"group '{value}': unknown; {nearest(value, sorted({v.group for v in registry().values()}))}"
+            )
         return found
     if any(letter in pattern for letter in "*?["):
         found = [v for v in registry().values() if fnmatch.fnmatchcase(v.name, pattern)]

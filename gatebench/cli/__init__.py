@@ -1,8 +1,9 @@
-"""The `gatebench` command. Each command imports what it needs when it runs, so that `--help` and `list` stay instant."""
+"""The `gatebench` command. Commands import what they need when they run: `--help` is instant."""
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import typer
 
@@ -33,17 +34,34 @@ def _version(value: bool) -> None:
 
 
 @app.callback()
-def _root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version.")) -> None:
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
     pass
 
 
 def main() -> None:
     """Run the command line: exit status 0 done, 2 bad input (one line on standard error), 1 anything else."""
     try:
-        app()
+        status = app(standalone_mode=False)
     except UserError as error:
         print(f"gatebench: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # what typer raises for a wrong option or command
+            raise
+        print(_usage_line(error), file=sys.stderr)
+        sys.exit(2)
+    if status == 130:  # typer's word for Ctrl-C
         print("gatebench: stopped; run the same line again to go on where it stopped", file=sys.stderr)
         sys.exit(1)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _usage_line(error: Any) -> str:
+    """Return a usage error as one line that says where help is; `gatebench` alone gets the help itself."""
+    message: str = error.format_message()
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return message
+    command = error.ctx.command_path if getattr(error, "ctx", None) else "gatebench"
+    return f"{command}: {' '.join(message.split())} (`{command} --help` lists what is legal)"

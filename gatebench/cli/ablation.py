@@ -11,12 +11,16 @@ from gatebench.cli.train import Overrides, Recipe
 
 
 def ablation(
-    variant: Annotated[list[str], typer.Option(help="A variant, or several: repeat the option, or use a pattern (g1_*, table:1).")],
+    variant: Annotated[
+        list[str], typer.Option(help="A variant, or several: repeat the option, or use a pattern (g1_*, table:1).")
+    ],
     recipe: Recipe = "quick",
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0 .. N-1 of each. One seed gives no verdict.")] = 2,
     overrides: Overrides = [],  # noqa: B006
     baseline: Annotated[str, typer.Option(help="What to compare with.")] = "baseline",
-    max_parallel: Annotated[int | None, typer.Option(min=1, help="Runs side by side (default: one a GPU; on CPU one a core).")] = None,
+    max_parallel: Annotated[
+        int | None, typer.Option(min=1, help="Runs side by side (default: one a GPU; on CPU one a core).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Train what is missing of baseline and variant, print the paired comparison, write it and its figures."""
@@ -27,7 +31,9 @@ def ablation(
     base = registry.get(baseline)
     chosen = {v.name: v for pattern in variant for v in registry.select(pattern) if v.name != base.name}
     if not chosen:
-        raise UserError(f"--variant {' '.join(variant)}: is the baseline; name a variant to compare it with (`gatebench list`)")
+        raise UserError(
+            f"--variant {' '.join(variant)}: is the baseline; name a variant to compare it with (`gatebench list`)"
+        )
     names = [base.name, *chosen]
     configs = [make_run(recipe, name, seed, overrides) for seed in range(seeds) for name in names]
 
@@ -54,11 +60,16 @@ def ablation(
     missing = sum(not job.done for job in jobs)
     if missing:
         slots = local_slots(missing, n_gpus=n_gpus, max_parallel=max_parallel)
-        console.print(f"{len(jobs)} runs, {len(jobs) - missing} done, {slots.n} at a time with {slots.threads} thread(s) each", highlight=False)
+        console.print(
+            f"{len(jobs)} runs, {len(jobs) - missing} done, {slots.n} at a time with {slots.threads} thread(s) each",
+            highlight=False,
+        )
         failed = run_all(jobs, recipe, overrides, slots, console)
         if failed:
             for job in failed:
-                print(f"gatebench: {job.name} failed: {job.last_message()} ({job.directory / 'log.txt'})", file=sys.stderr)
+                print(
+                    f"gatebench: {job.name} failed: {job.last_message()} ({job.directory / 'log.txt'})", file=sys.stderr
+                )
             raise typer.Exit(2 if all(job.exit_code == 2 for job in failed) else 1)
 
     from gatebench.paths import project_root

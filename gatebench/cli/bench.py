@@ -9,19 +9,25 @@ import typer
 
 from gatebench.cli.train import Overrides, Recipe
 
+_VARIANTS = ["baseline", "g1_headwise", "g1_elementwise"]
+
 
 def bench(
     recipe: Recipe = "quick",
-    variant: Annotated[list[str], typer.Option(help="Variants to time. Repeatable.")] = ["baseline", "g1_headwise", "g1_elementwise"],  # noqa: B006
+    variant: Annotated[list[str], typer.Option(help="Variants to time. Repeatable.")] = _VARIANTS,
     overrides: Overrides = [],  # noqa: B006
     rounds: Annotated[int, typer.Option(min=1, help="Turns that each contender takes.")] = 4,
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps a turn.")] = 5,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads (default: all cores).")] = None,
-    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Time the first variant compiled, too.")] = True,
-    qwen3: Annotated[bool, typer.Option("--qwen3/--no-qwen3", help="Time a plain loop around transformers' Qwen3.")] = True,
+    compiled: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Time the first variant compiled, too.")
+    ] = True,
+    qwen3: Annotated[
+        bool, typer.Option("--qwen3/--no-qwen3", help="Time a plain loop around transformers' Qwen3.")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Time training steps of variants, compiled and not, beside a plain loop around transformers' Qwen3 of the same shape."""
+    """Time training steps: variants, compiled and not, beside a plain loop around transformers' Qwen3 of that shape."""
     from gatebench.config import make_run
 
     configs = [make_run(recipe, name, 0, overrides) for name in variant]
@@ -61,9 +67,17 @@ def bench(
     if as_json:
         print(json.dumps({"recipe": recipe, "overrides": overrides, "environment": facts, "results": rows}, indent=1))
         return
-    table = Table(title=f"{recipe}: {facts['machine']}, {facts['threads']} thread(s), {precision}, {per_step:,} tokens a step")
+    table = Table(
+        title=f"{recipe}: {facts['machine']}, {facts['threads']} thread(s), {precision}, {per_step:,} tokens a step"
+    )
     for column in ("contender", "tokens/s (median)", f"ratio to {rows[0]['contender']}", "compile, s", "steps timed"):
         table.add_column(column, justify="left" if column == "contender" else "right")
     for row in rows:
-        table.add_row(str(row["contender"]), f"{row['tokens_per_s']:,.0f}", f"{row['ratio']:.3f}", f"{row['compile_s']:.1f}", str(row["steps"]))
+        table.add_row(
+            str(row["contender"]),
+            f"{row['tokens_per_s']:,.0f}",
+            f"{row['ratio']:.3f}",
+            f"{row['compile_s']:.1f}",
+            str(row["steps"]),
+        )
     Console().print(table)

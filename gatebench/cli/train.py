@@ -10,13 +10,15 @@ from typing import Annotated
 import typer
 
 Recipe = Annotated[str, typer.Option(help="Recipe of experiments/, or the path of one.")]
-Overrides = Annotated[list[str], typer.Option("--set", help="Override a key of the recipe: section.key=value. Repeatable.")]
+Overrides = Annotated[
+    list[str], typer.Option("--set", help="Override a key of the recipe: section.key=value. Repeatable.")
+]
 
 
 def train(
     variant: Annotated[str, typer.Option(help="A variant: `gatebench list`, or any name of the grammar.")],
     recipe: Recipe = "quick",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of initial values and data order.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of initial values and data order, 0 or more.")] = 0,
     overrides: Overrides = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="Run directory (default: results/runs/<recipe>/<run>).")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads (default: all cores).")] = None,
@@ -48,5 +50,6 @@ def describe(summary: dict[str, object]) -> str:
     gate = "" if summary["gate_mean"] is None else f", mean gate {summary['gate_mean']:.3f}"
     return (
         f"Avg PPL {summary['avg_ppl']:.2f}, first-token share {summary['first_token_share']:.4f} "
-        f"(floor {summary['first_token_floor']:.4f}), M-Act {summary['m_act']:.1f}{gate}, {summary['tokens_per_s']:,.0f} tokens/s"
+        f"(floor {summary['first_token_floor']:.4f}), M-Act {summary['m_act']:.1f}{gate}, "
+        f"{summary['tokens_per_s']:,.0f} tokens/s"
     )

@@ -33,6 +33,7 @@ from gatebench.data.shards import SHARD_BYTES, ShardWriter, file_facts
 from gatebench.data.split import Candidate, choose_heldout, heldout_shares
 from gatebench.data.tokens import FORMAT, FORMAT_VERSION, SPLITS, content_fingerprint
 from gatebench.errors import UserError
+from gatebench.paths import cache_dir
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -100,9 +101,7 @@ def build_if_stale(
         UserError: as `build_corpus`, or a destination that cannot be written.
     """
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with (out.parent / f".{out.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with _one_builder(out):
             if not force and is_up_to_date(out, plan):
                 return False
             seconds = {}
@@ -141,7 +140,7 @@ def build_corpus(plan: CorpusPlan, out: Path, *, log: Log, stages: dict[str, flo
     if out.exists() and not (out / "manifest.json").is_file() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"out directory {out} is there and holds no corpus: name another one")
     out.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    work = Path(tempfile.mkdtemp(prefix=f".{out.name}.building-", dir=out.parent))
     try:
         seconds = dict(stages or {})
         build = _Build(plan, work / "corpus", work / "spool", seconds, log)
@@ -352,6 +351,18 @@ class _Build:
             "cap_bytes": source.cap_bytes,
             "cap_reached": part.cap_reached,
         }
+
+
+@contextmanager
+def _one_builder(out: Path) -> Iterator[None]:
+    """Hold the lock on a destination, and clear away what a killed build left beside it."""
+    locks = cache_dir() / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with (locks / f"{out.name}-{stable_hash(out.resolve()):016x}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in out.parent.glob(f".{out.name}.building-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
 
 
 def _batches(documents: list[SpooledText]) -> Iterator[list[SpooledText]]:

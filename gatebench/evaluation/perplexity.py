@@ -1,6 +1,7 @@
 """Perplexity per domain on held-out documents.
 
-A domain's perplexity is exp of the mean negative log-likelihood over all its scored tokens (never a mean of means), whatever the
+A domain's perplexity is exp of the mean negative log-likelihood over all its scored tokens (never a mean of means),
+whatever the
 batch size and padding; Avg PPL is the arithmetic mean over domains (the paper does not state its own averaging).
 """
 
@@ -86,7 +87,7 @@ def domain_scores(
 
 
 def summarize(scores: Mapping[str, DomainScore]) -> dict[str, float | int]:
-    """Return the flat metrics: per domain, Avg PPL, average bits per byte, and the token-weighted perplexity over all."""
+    """Return the flat metrics: per domain, Avg PPL, average bits per byte, perplexity over all tokens."""
     flat: dict[str, float | int] = {}
     for domain, result in scores.items():
         flat[f"ppl/{domain}"] = result.perplexity

@@ -1,6 +1,7 @@
 """Probes: first-token attention, massive activations and gate scores of a trained model.
 
-Everything streams over windows; nothing holds a T x T map. Letters: B windows, T tokens, L layers, H query heads, D head_dim.
+Everything streams over windows; nothing holds a T x T map. Letters: B windows, T tokens, L layers, H query heads, D
+head_dim.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from torch import Tensor, nn
 
 from gatebench.model.attention import Attention
 from gatebench.model.gates import Gate
-from gatebench.model.transformer import Transformer
+from gatebench.model.transformer import Block, Transformer
 
 CLOSED, OPEN = 0.1, 0.9
 HISTOGRAM_BINS = 50
 
 
 def uniform_first_token_share(length: int, *, exclude_first_query: bool = False) -> float:
-    """Return the first-token share of uniform causal attention over `length` tokens: H_T / T, the floor of every sink metric.
+    """Return the first-token share of uniform causal attention over `length` tokens: H_T / T, every sink's floor.
 
     With query 0 excluded: (H_T - 1) / (T - 1). 0.3397 at T=8, 0.01331 at T=512, 0.00733 at T=1024.
     """
@@ -37,7 +38,8 @@ def uniform_first_token_share(length: int, *, exclude_first_query: bool = False)
 def attention_to_first_keys(q: Tensor, k: Tensor) -> Tensor:
     """Return the attention of every query on each of the first min(D, T) keys: (B, H, T, min(D, T)), fp32.
 
-    q (B, H, T, D), k (B, K, T, D). SDPA runs with a value tensor whose first rows are the identity, so its output *is* that part
+    q (B, H, T, D), k (B, K, T, D). SDPA runs with a value tensor whose first rows are the identity, so its output
+    *is* that part
     of the map; no kernel has to return weights, and memory is linear in T.
     """
     length, width = q.shape[2], q.shape[3]
@@ -128,15 +130,22 @@ class ProbeResult:
         }
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return what `probes.npz` holds. A site with several gates reports their mean, and the sum of their histograms."""
+        """Return what `probes.npz` holds. Several gates at one site: their mean, and summed histograms."""
         arrays: dict[str, NDArray[Any]] = {
             "first_token_share": self.share,
             "first_token_share_excl": self.share_excl,
             "max_activation": self.max_activation,
         }
         for site, layers in self.gates.items():
-            for name, attribute in (("mean", "mean"), ("closed", "closed_share"), ("open", "open_share"), ("abs_logit", "mean_abs_logit")):
-                arrays[f"gate_{site}_{name}"] = np.array([np.mean([getattr(s, attribute) for s in gates]) for gates in layers])
+            for name, attribute in (
+                ("mean", "mean"),
+                ("closed", "closed_share"),
+                ("open", "open_share"),
+                ("abs_logit", "mean_abs_logit"),
+            ):
+                arrays[f"gate_{site}_{name}"] = np.array(
+                    [np.mean([getattr(s, attribute) for s in gates]) for gates in layers]
+                )
             arrays[f"gate_{site}_hist"] = np.stack([np.sum([s.counts for s in gates], axis=0) for gates in layers])
             arrays[f"gate_{site}_edges"] = layers[0][0].edges
         return arrays
@@ -147,6 +156,11 @@ def _edges(gate: Gate) -> NDArray[np.float64]:
     bounded = gate.spec.activation in ("sigmoid", "ns_sigmoid")
     low, high = (0.0, 1.0) if bounded else (-1.0, 1.0) if gate.spec.activation == "tanh" else (-2.0, 2.0)
     return np.linspace(low, high, HISTOGRAM_BINS + 1)
+
+
+def _scored_gates(block: nn.Module, site: str) -> list[Gate]:
+    """Return the gates at `site` that compute scores; transforms of the tensor itself have none."""
+    return [gate for gate in getattr(block.attn, site).gates if gate.spec.source != "self"]
 
 
 class _Recorder:
@@ -160,7 +174,7 @@ class _Recorder:
         self.max_activation = np.zeros(n_layers)
         self.gates: dict[str, list[list[GateStats]]] = {}
         for site in ("g1", "g2", "g3", "g4", "g5"):
-            layers = [[g for g in getattr(b.attn, site).gates if g.spec.source != "self"] for b in model.blocks]
+            layers = [_scored_gates(block, site) for block in model.blocks]
             if layers[0]:
                 self.gates[site] = [[GateStats(edges=_edges(gate)) for gate in gates] for gates in layers]
 
@@ -169,11 +183,11 @@ class _Recorder:
         """Hold the hooks on the model for the length of the block."""
         handles = []
         for index, block in enumerate(self.model.blocks):
+            assert isinstance(block, Block)
             handles.append(block.attn.register_forward_pre_hook(self._attention_hook(index)))
             handles.append(block.register_forward_hook(self._block_hook(index)))
             for site, layers in self.gates.items():
-                gates = [gate for gate in getattr(block.attn, site).gates if gate.spec.source != "self"]
-                for gate, stats in zip(gates, layers[index], strict=True):
+                for gate, stats in zip(_scored_gates(block, site), layers[index], strict=True):
                     handles.append(gate.register_forward_pre_hook(self._gate_hook(stats)))
         try:
             yield
@@ -210,7 +224,7 @@ class _Recorder:
 
 @torch.no_grad()
 def probe(model: Transformer, inputs: NDArray[np.int64], *, batch_size: int, device: torch.device) -> ProbeResult:
-    """Run all probes on `inputs` (N, T), full windows without padding, in the precision of the model's weights (fp32)."""
+    """Run all probes on `inputs` (N, T), full windows without padding, in the dtype of the weights (fp32)."""
     model.eval()
     recorder = _Recorder(model)
     with recorder.attached():

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 
 class RMSNorm(nn.RMSNorm):
-    """x / rms(x) * weight over the last dimension (Zhang & Sennrich 2019), accumulated in fp32 inside torch's fused kernel.
+    """x / rms(x) * weight over the last dimension (Zhang & Sennrich 2019), summed in fp32 inside torch's fused kernel.
 
-    Under mixed precision the weight is cast to the input's dtype, as transformers' Qwen3RMSNorm returns it; torch's own module
-    would leave the fused kernel there.
+    Under mixed precision the weight is cast to the input's dtype, as transformers' Qwen3RMSNorm returns it; torch's own
+    module would leave the fused kernel there.
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gatebench.config import ModelConfig
 from gatebench.model.attention import Attention, KVCache, Rope
+from gatebench.model.loss import linear_cross_entropy
 from gatebench.model.norm import RMSNorm
 from gatebench.variants import Variant
 
@@ -61,12 +62,20 @@ class Transformer(nn.Module):
 
     def forward(self, ids: Tensor, caches: list[KVCache] | None = None) -> Tensor:
         """Return logits (B, T, V) for `ids` (B, T); with `caches` (one a layer), `ids` continue what is cached."""
+        return self.lm_head(self.hidden(ids, caches))
+
+    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean next-token cross-entropy in nats for `ids` and `targets` (B, T)."""
+        return linear_cross_entropy(self.hidden(ids), self.lm_head.weight, targets)
+
+    def hidden(self, ids: Tensor, caches: list[KVCache] | None = None) -> Tensor:
+        """Return what the output layer reads, the normed residual stream (B, T, C)."""
         start = caches[0].length if caches else 0
         cos, sin = self.rope(start, ids.shape[1], ids.device)
         h = self.embed(ids)  # (B, T, C)
         for i, block in enumerate(self.blocks):
             h = block(h, cos, sin, caches[i] if caches else None)
-        return self.lm_head(self.norm(h))
+        return self.norm(h)
 
     def new_caches(self) -> list[KVCache]:
         """Return an empty cache for every layer."""

@@ -92,7 +92,7 @@ def local_slots(n_jobs: int, *, n_gpus: int, max_parallel: int | None = None) ->
 
 
 def run_all(jobs: Sequence[Job], recipe: str, overrides: Sequence[str], slots: Slots, console: Console) -> list[Job]:
-    """Run every job that is not done; return those that failed. Ctrl-C stops the running ones; what they saved resumes."""
+    """Run every job that is not done; return those that failed. Ctrl-C stops what runs; what is saved resumes."""
     waiting = [job for job in jobs if not job.done]
     running: list[Job] = []
     free_gpus = list(slots.gpus)

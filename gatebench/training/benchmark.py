@@ -1,4 +1,4 @@
-"""Training throughput, compared by ratio within one process: eager, compiled, and a plain loop around transformers' Qwen3.
+"""Training throughput by ratio within one process: eager, compiled, and a plain loop around transformers' Qwen3.
 
 Contenders take turns, round by round, so that a machine whose speed drifts drifts for all of them.
 """
@@ -16,6 +16,7 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -24,7 +25,7 @@ from gatebench.errors import UserError
 from gatebench.model.build import build_run_model
 from gatebench.training import hardware
 from gatebench.training.callbacks import MetricsWriter
-from gatebench.training.module import LanguageModel, next_token_loss
+from gatebench.training.module import LanguageModel
 from gatebench.training.optim import make_optimizer
 from gatebench.training.run import quieten_lightning
 from gatebench.training.rundir import RunDirectory
@@ -67,7 +68,9 @@ class _Stopwatch(L.Callback):
             torch.cuda.synchronize()
         self.marks.append(time.perf_counter())
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
             self.mark()
 
@@ -108,15 +111,17 @@ def gatebench_contender(config: RunConfig, *, compiled: bool) -> Contender:
 
 
 def qwen3_contender(config: RunConfig) -> Contender:
-    """Return a plain training loop around transformers' Qwen3 of the recipe's shape: same precision, optimiser and clipping."""
+    """Return a plain training loop around transformers' Qwen3 of the recipe's shape, optimiser and precision."""
     try:
         from transformers import Qwen3Config, Qwen3ForCausalLM
     except ImportError:
-        raise UserError("gatebench bench: package transformers is missing; pip install 'gatebench[dev]', or leave --qwen3 out") from None
+        raise UserError(
+            "gatebench bench: package transformers is missing; pip install 'gatebench[dev]', or leave --qwen3 out"
+        ) from None
     device = hardware.resolve_accelerator(config.train.accelerator)
     precision = hardware.resolve_precision(config.train.precision, device)
     shape = config.model
-    model: nn.Module = Qwen3ForCausalLM(
+    model: Any = Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=shape.vocab_size,
             hidden_size=shape.d_model,
@@ -127,10 +132,11 @@ def qwen3_contender(config: RunConfig) -> Contender:
             head_dim=shape.head_dim,
             tie_word_embeddings=shape.tie_embeddings,
             rms_norm_eps=shape.norm_eps,
-            attn_implementation="sdpa",
             use_cache=False,
         )
-    ).to(device)
+    )
+    model.set_attn_implementation("sdpa")
+    model = model.to(device)
     optimizer = make_optimizer(model, config.optim)
     data = iter(_RandomTokens(config))
 
@@ -140,7 +146,8 @@ def qwen3_contender(config: RunConfig) -> Contender:
             for _ in range(config.accumulate):
                 ids = next(data)["ids"].to(device)
                 with torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "bf16"):
-                    loss = next_token_loss(model(ids[:, :-1]).logits, ids[:, 1:])
+                    logits = model(ids[:, :-1]).logits
+                loss = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
                 (loss / config.accumulate).backward()
             nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip or float("inf"))
             optimizer.step()

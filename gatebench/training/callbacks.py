@@ -25,7 +25,8 @@ from gatebench.training.rundir import RunDirectory, RunLog
 class MetricsWriter(L.Callback):
     """Writes one line of `metrics.jsonl` per optimiser step, each step once, without a device sync per step.
 
-    Losses and norms stay on the device and are read every `log_every` steps. The first non-finite loss ends training: the run
+    Losses and norms stay on the device and are read every `log_every` steps. The first non-finite loss ends training:
+    the run
     has diverged, and its rows end at that step wherever the block boundaries were.
     """
 
@@ -46,7 +47,9 @@ class MetricsWriter(L.Callback):
             self.directory.keep_metrics(self._step)
         self._clock = time.perf_counter()
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Collect the micro-batch; once its optimiser step is made, queue the row."""
         assert isinstance(pl_module, LanguageModel) and pl_module.loss is not None
         self._loss = pl_module.loss if self._loss is None else self._loss + pl_module.loss
@@ -54,7 +57,9 @@ class MetricsWriter(L.Callback):
             return
         self._step = trainer.global_step
         assert pl_module.grad_norm is not None
-        self._pending.append((self._step, self._loss / self.config.accumulate, pl_module.grad_norm.detach(), batch["crc"]))
+        self._pending.append(
+            (self._step, self._loss / self.config.accumulate, pl_module.grad_norm.detach(), batch["crc"])
+        )
         self._loss = None
         if self._step % self.config.train.log_every == 0 or self._step == self.config.train.steps:
             self.flush(trainer)
@@ -108,7 +113,9 @@ class ResumePoints(L.Callback):
         self.metrics = metrics
         self._saved = -1
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Save after the optimiser step, with the metrics of every step until here already on disk."""
         step = trainer.global_step
         if step % self.config.train.checkpoint_every or step in (0, self._saved) or step >= self.config.train.steps:
@@ -134,7 +141,7 @@ class ResumePoints(L.Callback):
 
 
 class TrainingProgress(L.Callback):
-    """A bar with loss, tokens/s and time left on a terminal; elsewhere, and in the log, a line every tenth of the run."""
+    """A bar with loss, tokens/s and time left on a terminal; elsewhere, and in the log, a line a tenth of the run."""
 
     def __init__(self, config: RunConfig, name: str, metrics: MetricsWriter, log: RunLog) -> None:
         self.steps = config.train.steps

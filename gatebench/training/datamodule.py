@@ -1,6 +1,7 @@
 """Feeds training windows to Lightning, starting wherever the run stands.
 
-Lightning never has to fast-forward or repeat anything: the loader asks the trainer for its step and begins there, and what a
+Lightning never has to fast-forward or repeat anything: the loader asks the trainer for its step and begins there, and
+what a
 step reads is a pure function of (data seed, step).
 """
 
@@ -13,6 +14,7 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset
 
 from gatebench.config import RunConfig
@@ -22,8 +24,10 @@ from gatebench.data.tokens import Corpus, TrainingWindows
 class MicroBatches(IterableDataset[dict[str, Any]]):
     """The micro-batches of one rank, from optimiser step `start` on, without end.
 
-    Each is `{"ids": (micro_batch_size, seq_len + 1) int64, "crc": int}`; `crc` is the CRC-32 of the rank's ids since the step's first
-    micro-batch, so the last one of a step identifies all that the rank read in it.
+    Each is `{"ids": (micro_batch_size, seq_len + 1) int64, "crc": int}`; in rank 0 `crc` is the CRC-32 of all ranks'
+    ids since the
+    step's first micro-batch, so the last one of a step identifies its batch however many devices and micro-batches
+    share it.
     """
 
     def __init__(self, windows: TrainingWindows, config: RunConfig, start: int, rank: int, world_size: int) -> None:
@@ -39,10 +43,18 @@ class MicroBatches(IterableDataset[dict[str, Any]]):
         while True:
             crc = 0
             for accumulated in range(accumulate):
-                ids = self.windows.batch((step * accumulate + accumulated) * self.world_size + self.rank, micro)
-                crc = zlib.crc32(np.ascontiguousarray(ids, dtype="<i8").tobytes(), crc)
+                first = (step * accumulate + accumulated) * self.world_size
+                ids = self.windows.batch(first + self.rank, micro)
+                if self.rank == 0:  # the one that writes the metrics
+                    crc = zlib.crc32(_bytes(ids), crc)
+                    for other in range(1, self.world_size):
+                        crc = zlib.crc32(_bytes(self.windows.batch(first + other, micro)), crc)
                 yield {"ids": torch.from_numpy(ids), "crc": crc}
             step += 1
+
+
+def _bytes(ids: NDArray[np.int64]) -> bytes:
+    return np.ascontiguousarray(ids, dtype="<i8").tobytes()
 
 
 class TokenData(L.LightningDataModule):

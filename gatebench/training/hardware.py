@@ -45,14 +45,15 @@ def resolve_precision(name: str, device: str) -> str:
 
 
 def wants_compile(name: str, device: str) -> bool:
-    """Return whether blocks are compiled; `auto` compiles on CUDA only (on CPU the gain takes hours to pay for itself)."""
+    """Return whether blocks are compiled; `auto` compiles on CUDA only (docs/training.md has what it gains on CPU)."""
     return name == "on" or (name == "auto" and device == "cuda")
 
 
 def compile_blocks(model: nn.Module, example: torch.Tensor, device: str, precision: str) -> str | None:
     """Compile every block of `model` in place; return None, or why it fell back to eager.
 
-    `example` is one micro-batch of ids (B, T) on the model's device. A forward and backward pass through the model is made
+    `example` is one micro-batch of ids (B, T) on the model's device. A forward and backward pass through the model is
+    made
     at once, so that a missing compiler is found here and not in the middle of a run.
     """
     blocks = list(model.blocks)  # type: ignore[arg-type]
@@ -62,8 +63,7 @@ def compile_blocks(model: nn.Module, example: torch.Tensor, device: str, precisi
         with torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "bf16"):
             model(example).float().mean().backward()
     except Exception as error:
-        for block in blocks:
-            block._compiled_call_impl = None
+        uncompile_blocks(model)
         torch._dynamo.reset()
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         warnings.warn(f"torch.compile is off, the run goes on in eager mode: {reason}", stacklevel=2)
@@ -71,6 +71,12 @@ def compile_blocks(model: nn.Module, example: torch.Tensor, device: str, precisi
     finally:
         model.zero_grad(set_to_none=True)
     return None
+
+
+def uncompile_blocks(model: nn.Module) -> None:
+    """Take `compile_blocks` back: compiled code passes hooks by, and an evaluation is eager in every run."""
+    for block in list(model.blocks):  # type: ignore[arg-type]
+        block._compiled_call_impl = None
 
 
 def _cpu_name() -> str:

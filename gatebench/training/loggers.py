@@ -27,7 +27,7 @@ def write_csv(directory: RunDirectory) -> None:
 
 
 def listeners(config: RunConfig, directory: RunDirectory, start_step: int) -> list[Listener]:
-    """Return a function per configured logger that takes new metrics rows. Raises UserError where a package is missing."""
+    """Return a function per configured logger that takes new metrics rows. Raises UserError for a missing package."""
     makers = {"csv": _csv, "tensorboard": _tensorboard, "wandb": _wandb}
     return [makers[name](config, directory, start_step) for name in config.train.loggers]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import lightning as L
 import torch
-import torch.nn.functional as F
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 
 from gatebench.config import RunConfig
@@ -14,13 +14,8 @@ from gatebench.model.transformer import Transformer
 from gatebench.training.optim import lr_factor, make_optimizer
 
 
-def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy in nats, computed in fp32: logits (B, T, V), targets (B, T)."""
-    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
-
-
 class LanguageModel(L.LightningModule):
-    """Next-token training of a `Transformer`. Metrics leave it as tensors; `callbacks.MetricsWriter` reads them in blocks."""
+    """Next-token training of a `Transformer`. Metrics stay tensors until `callbacks.MetricsWriter` reads them."""
 
     def __init__(self, config: RunConfig, model: Transformer) -> None:
         super().__init__()
@@ -32,7 +27,7 @@ class LanguageModel(L.LightningModule):
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         """Return the loss of one micro-batch: `batch["ids"]` is (B, T + 1), inputs and targets overlapping."""
         ids = batch["ids"]
-        loss = next_token_loss(self.model(ids[:, :-1]), ids[:, 1:])
+        loss = self.model.loss(ids[:, :-1], ids[:, 1:])
         self.loss = loss.detach()
         return loss
 
@@ -41,11 +36,15 @@ class LanguageModel(L.LightningModule):
     ) -> None:
         """Clip the global norm, and keep it (unclipped) for the metrics."""
         limit = self.config.optim.grad_clip
-        self.grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit if limit is not None else float("inf"))
+        self.grad_norm = torch.nn.utils.clip_grad_norm_(
+            self.model.parameters(), limit if limit is not None else float("inf")
+        )
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """Return AdamW and its schedule, stepped once per optimiser step."""
         config = self.config
         optimizer = make_optimizer(self.model, config.optim)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, config.train.steps, config.optim))
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: lr_factor(step, config.train.steps, config.optim)
+        )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

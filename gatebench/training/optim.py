@@ -13,8 +13,10 @@ from gatebench.config import OptimConfig
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, object]]:
     """Return AdamW groups; every parameter is in exactly one.
 
-    `decay`: weight matrices. `no_decay`: norms, biases and, unless decay_embeddings, the embedding (and a tied output layer).
-    `gates`: gate matrices, decayed like other matrices, at lr * gate_lr_multiplier. `gates_no_decay`: θ, gains and biases
+    `decay`: weight matrices. `no_decay`: norms, biases and, unless decay_embeddings, the embedding (and a tied output
+    layer).
+    `gates`: gate matrices, decayed like other matrices, at lr * gate_lr_multiplier. `gates_no_decay`: θ, gains and
+    biases
     of gates, at the same rate.
     """
     names = ("decay", "no_decay", "gates", "gates_no_decay")
@@ -25,7 +27,9 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, ob
         decayed = parameter.ndim >= 2 and not name.endswith((".theta", ".gain"))
         if is_embedding:
             decayed = config.decay_embeddings
-        members[("gates" if decayed else "gates_no_decay") if is_gate else ("decay" if decayed else "no_decay")].append(parameter)
+        members[("gates" if decayed else "gates_no_decay") if is_gate else ("decay" if decayed else "no_decay")].append(
+            parameter
+        )
     groups: list[dict[str, object]] = []
     for name in names:
         if members[name]:
@@ -45,7 +49,8 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
 def lr_factor(step: int, steps: int, config: OptimConfig) -> float:
     """Return the learning rate of optimiser step `step` (0-based, of `steps`) as a share of its peak.
 
-    Linear warm-up reaches the peak after `warmup_steps`; then cosine or linear decay reaches `min_lr_ratio` at the last step.
+    Linear warm-up reaches the peak after `warmup_steps`; then cosine or linear decay reaches `min_lr_ratio` at the
+    last step.
     """
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps

@@ -40,6 +40,10 @@ class InterruptedRun(Exception):
     """Training was stopped from outside (a signal) before its last step; what is saved resumes."""
 
 
+class NonFiniteLoss(Exception):
+    """The held-out loss of a trained model is NaN or too large for a perplexity: the run diverged at its last step."""
+
+
 @dataclass(frozen=True)
 class Trained:
     """A trained model and what an evaluation needs beside it."""
@@ -53,11 +57,28 @@ class Trained:
 
 
 Evaluate = Callable[[Trained], dict[str, Any]]
-"""Measures a trained model, writes eval.json and probes.*, and returns the flat metrics for the summary."""
+"""Measures a trained model, writes eval.json and probes.*, and returns the flat metrics for the summary.
+
+Raises NonFiniteLoss where there is no finite number to report.
+"""
+
+METRICS = (
+    *("avg_ppl", "avg_bpb", "micro_ppl", "eval_seq_len"),
+    *(
+        "first_token_share",
+        "first_token_share_excl",
+        "first_token_floor",
+        "first_token_floor_excl",
+        "first_token_excess",
+    ),
+    *("m_act", "gate_mean", "gate_closed", "gate_open", "gate_abs_logit", "probe_tokens"),
+)
+DOMAIN_METRICS = ("ppl", "bpb", "nll", "eval_tokens")
+"""What an evaluation returns, the latter as `<metric>/<domain>`: null in the summary of a diverged run."""
 
 
 def prepare(config: RunConfig) -> tuple[RunConfig, Corpus, Accounting]:
-    """Return `config` tied to the corpus it will read, that corpus, and the run's costs. Raises UserError for every mismatch."""
+    """Return `config` tied to its corpus, that corpus, and the run's costs. Raises UserError for every mismatch."""
     costs = account(config)
     hardware.resolve_accelerator(config.train.accelerator)
     corpus = Corpus.open(config.data.corpus)
@@ -79,7 +100,9 @@ def run_directory(config: RunConfig, out: Path | None = None) -> RunDirectory:
     return RunDirectory(out or runs_dir() / config.run_name)
 
 
-def run(config: RunConfig, evaluate: Evaluate, *, out: Path | None = None, threads: int | None = None) -> dict[str, Any]:
+def run(
+    config: RunConfig, evaluate: Evaluate, *, out: Path | None = None, threads: int | None = None
+) -> dict[str, Any]:
     """Train (or resume, or find done) one run and return its summary.
 
     Raises UserError for bad input, InterruptedRun when stopped by a signal.
@@ -90,28 +113,37 @@ def run(config: RunConfig, evaluate: Evaluate, *, out: Path | None = None, threa
         torch.set_num_threads(threads)
     if is_first_process():
         directory.claim(config)
-    if directory.done:
+    if directory.is_done():
         return directory.read_summary()
     if not is_first_process():  # a worker process of DDP: the first one holds the directory
         _train(config, corpus, costs, directory, evaluate)
         raise SystemExit(0)
     with directory.locked(), disk_full_is_a_user_error(directory):
-        if directory.done:
+        if directory.is_done():
             return directory.read_summary()
         return _train(config, corpus, costs, directory, evaluate)
 
 
 def is_first_process() -> bool:
     """Return whether this is the process that owns the directory; Lightning starts the other ranks with these set."""
-    return os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get("NODE_RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+    return (
+        os.environ.get("LOCAL_RANK", "0") == "0"
+        and os.environ.get("NODE_RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+    )
 
 
-def _train(config: RunConfig, corpus: Corpus, costs: Accounting, directory: RunDirectory, evaluate: Evaluate) -> dict[str, Any]:
+def _train(
+    config: RunConfig, corpus: Corpus, costs: Accounting, directory: RunDirectory, evaluate: Evaluate
+) -> dict[str, Any]:
     started = datetime.now(UTC)
     accelerator = hardware.resolve_accelerator(config.train.accelerator)
     precision = hardware.resolve_precision(config.train.precision, accelerator)
     model = build_run_model(config)
-    device = torch.device(accelerator, int(os.environ.get("LOCAL_RANK", 0))) if accelerator == "cuda" else torch.device(accelerator)
+    device = (
+        torch.device(accelerator, int(os.environ.get("LOCAL_RANK", 0)))
+        if accelerator == "cuda"
+        else torch.device(accelerator)
+    )
     diverged: int | None = None
     compiled = False
     if directory.weights.is_file():
@@ -124,10 +156,16 @@ def _train(config: RunConfig, corpus: Corpus, costs: Accounting, directory: RunD
         diverged = _fit(config, corpus, directory, model, accelerator, precision)
     if not is_first_process():
         return {}
+    hardware.uncompile_blocks(model)
     model = model.to(device).eval()
-    metrics: dict[str, Any] = {}
+    metrics: dict[str, Any] = dict.fromkeys(
+        (*METRICS, *(f"{name}/{d}" for d in corpus.domains for name in DOMAIN_METRICS))
+    )
     if diverged is None:
-        metrics = evaluate(Trained(config, model, corpus, device, precision, directory))
+        try:
+            metrics = evaluate(Trained(config, model, corpus, device, precision, directory))
+        except NonFiniteLoss:
+            diverged = config.train.steps
     summary = _summary(config, corpus, costs, directory, diverged, started) | metrics
     loggers.write_csv(directory) if "csv" in config.train.loggers else None
     write_json(directory.summary, summary)
@@ -179,7 +217,9 @@ def _fit(
         # the checkpoint is our own file, and Lightning's loop state needs full unpickling
         trainer.fit(module, datamodule=TokenData(config, corpus), ckpt_path=checkpoint, weights_only=False)
     except SIGTERMException:
-        raise InterruptedRun(f"{directory.name}: stopped at step {trainer.global_step} of {config.train.steps}") from None
+        raise InterruptedRun(
+            f"{directory.name}: stopped at step {trainer.global_step} of {config.train.steps}"
+        ) from None
     if metrics.diverged_step is not None:
         return metrics.diverged_step
     if trainer.global_step < config.train.steps:
@@ -210,7 +250,11 @@ def quieten_lightning() -> None:
     """Keep Lightning's advertisements and hints off a researcher's terminal; warnings that matter stay."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
-    for message in (".*does not have many workers.*", ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*", ".*srun.*"):
+    for message in (
+        ".*does not have many workers.*",
+        ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",
+        ".*srun.*",
+    ):
         warnings.filterwarnings("ignore", message=message)
 
 
@@ -223,7 +267,9 @@ def _read_environment(directory: RunDirectory) -> list[dict[str, Any]]:
     return attempts
 
 
-def _record_environment(config: RunConfig, directory: RunDirectory, device: str, precision: str, compiled: bool) -> None:
+def _record_environment(
+    config: RunConfig, directory: RunDirectory, device: str, precision: str, compiled: bool
+) -> None:
     """Add this attempt to environment.json; a resumed run lists every place it ran in."""
     if not is_first_process():
         return
@@ -239,7 +285,12 @@ def curve_hash(losses: list[float | None]) -> str:
 
 
 def _summary(
-    config: RunConfig, corpus: Corpus, costs: Accounting, directory: RunDirectory, diverged: int | None, started: datetime
+    config: RunConfig,
+    corpus: Corpus,
+    costs: Accounting,
+    directory: RunDirectory,
+    diverged: int | None,
+    started: datetime,
 ) -> dict[str, Any]:
     rows = directory.metrics_rows()
     tail = [row["loss"] for row in rows[-max(1, len(rows) // 20) :]]
@@ -293,6 +344,6 @@ def _summary(
 
 
 def _wall_seconds(rows: list[dict[str, Any]]) -> float:
-    """Return training time: the sum over steps of tokens / tokens_per_s, so that pauses between attempts do not count."""
+    """Return training time: summed over steps, so that pauses between attempts do not count."""
     tokens = rows[0]["tokens"] / rows[0]["step"]
     return sum(tokens / row["tokens_per_s"] for row in rows)

@@ -1,7 +1,9 @@
 """A run directory on disk: what is in it, who may write to it, and when it is done.
 
-Status is read from files alone (contract 2): `summary.json` there = done; `checkpoints/model.safetensors` there = trained;
-otherwise the newest readable `checkpoints/step_*.ckpt` is where training goes on. Every one of these is written under another name
+Status is read from files alone (contract 2): `summary.json` there = done; `checkpoints/model.safetensors` there =
+trained;
+otherwise the newest readable `checkpoints/step_*.ckpt` is where training goes on. Every one of these is written under
+another name
 and renamed.
 """
 
@@ -47,9 +49,8 @@ class RunDirectory:
         """Recipe and run, as in `quick/baseline-s0-1234abcd`."""
         return f"{self.path.parent.name}/{self.path.name}"
 
-    @property
-    def done(self) -> bool:
-        """Whether the run is finished (diverged counts)."""
+    def is_done(self) -> bool:
+        """Return whether the run is finished (diverged counts)."""
         return self.summary.is_file()
 
     def read_summary(self) -> dict[str, Any]:
@@ -58,7 +59,7 @@ class RunDirectory:
         return summary
 
     def claim(self, config: RunConfig) -> None:
-        """Create the directory for `config`, or check that it is this config's. Raises UserError naming what differs."""
+        """Create the directory for `config`, or check that it is its own. Raises UserError naming what differs."""
         if self.config.is_file():
             theirs = configs.run_from_yaml(self.config.read_text(encoding="utf-8"), str(self.config))
             differing = configs.differences(config, theirs)
@@ -68,21 +69,28 @@ class RunDirectory:
                     f"run directory '{self.path}': holds another config, {differing[0]}{more}; "
                     "legal: the same config, or another --out"
                 )
+            self.checkpoints.mkdir(exist_ok=True)
             return
-        if self.path.exists() and any(entry.name not in (".lock", "log.txt") for entry in self.path.iterdir()):
-            raise UserError(f"run directory '{self.path}': is not empty and holds no config.yaml; legal: a new folder for --out")
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        ours = {".lock", "log.txt", self.config.name + ".tmp"}  # what a run leaves that was killed before this point
+        if self.path.exists() and any(entry.name not in ours for entry in self.path.iterdir()):
+            raise UserError(
+                f"run directory '{self.path}': is not empty and holds no config.yaml; legal: a new folder for --out"
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
         write_atomic(self.config, configs.to_yaml(config))
+        self.checkpoints.mkdir(exist_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the directory against a second process on this machine. The lock dies with its process and decides nothing else."""
+        """Hold the directory against a second process on this machine; the lock dies with its process."""
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self.path / ".lock", "a", encoding="utf-8") as handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise UserError(f"run directory '{self.path}': another process is working on this run; wait for it or stop it") from None
+                raise UserError(
+                    f"run directory '{self.path}': another process is working on this run; wait for it or stop it"
+                ) from None
             yield
 
     def resume_points(self) -> list[tuple[int, Path]]:
@@ -156,14 +164,15 @@ def disk_full_is_a_user_error(directory: RunDirectory) -> Iterator[None]:
     """Turn a full disk (or quota, or file size limit) into one line that says what is safe."""
     try:
         yield
-    except (OSError, RuntimeError) as error:
+    except Exception as error:
         full = isinstance(error, OSError) and error.errno in _DISK_FULL
         # torch and safetensors report a failed write as errors of their own
-        full = full or any(text in str(error) for text in ("PytorchStreamWriter failed", "No space left", "File too large"))
+        full = full or any(text in str(error) for text in ("PytorchStreamWriter failed", *map(os.strerror, _DISK_FULL)))
         if not full:
             raise
         points = directory.resume_points()
         kept = f"the checkpoint of step {points[0][0]} is safe" if points else "no checkpoint was written yet"
         raise UserError(
-            f"run directory '{directory.path}': no space left to write ({kept}); free some space and run the same line again"
+            f"run directory '{directory.path}': no space left to write ({kept}); "
+            "free some space and run the same line again"
         ) from None

@@ -1,0 +1,66 @@
+"""Shapes and variants that the model tests share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gatebench import variants
+from gatebench.config import ModelConfig, apply_variant
+from gatebench.model.attention import eager
+from gatebench.model.build import build_model
+from gatebench.model.transformer import Transformer
+
+TINY = ModelConfig(n_layers=2, d_model=24, n_heads=4, n_kv_heads=2, head_dim=8, ffn_dim=20, vocab_size=61, init_std=0.2)
+"""q * dk = 32 differs from d_model = 24; init_std is large enough for every path to leave its mark on the logits."""
+
+REGISTRY = tuple(variants.registry())
+
+GRAMMAR_EXTRAS = (
+    "g1_elementwise_tanh",
+    "g2_headwise_relu",
+    "g1_elementwise_shared_ns_sigmoid",
+    "g3_rmsnorm",
+    "g4_silu_only",
+    "g5_rmsnorm",
+    "g5_elementwise_input_independent",
+    "g3_headwise_input_independent",
+    "g2_elementwise_shared_input_independent",
+    "g1_elementwise_additive_silu_input_independent",
+    "g1_headwise+g2_headwise",
+    "g1_elementwise+g1_rmsnorm",
+    "g1_headwise+g2_elementwise+g3_headwise+g4_elementwise+g5_elementwise",
+    "kv_heads_x2+g1_headwise",
+)
+"""Legal names that no registry entry lists: the grammar alone must make them work too."""
+
+EVERY_VARIANT = (*REGISTRY, *GRAMMAR_EXTRAS)
+
+
+def shape(name: str, config: ModelConfig = TINY, **changes: object) -> ModelConfig:
+    """Return the final shape of the variant `name` at `config` with `changes`."""
+    changed = ModelConfig.model_validate({**config.model_dump(), **changes})
+    return apply_variant(changed, variants.get(name))
+
+
+def build(name: str, config: ModelConfig = TINY, seed: int = 0, **changes: object) -> Transformer:
+    """Return an initialised model of the variant `name`."""
+    return build_model(shape(name, config, **changes), name, seed)
+
+
+def token_ids(batch: int = 2, length: int = 9, vocab_size: int = TINY.vocab_size, seed: int = 0) -> Tensor:
+    """Return random ids (batch, length)."""
+    return torch.randint(vocab_size, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def use_eager(model: Transformer) -> Transformer:
+    """Return `model` after sending its attention through the explicit map."""
+    for block in model.blocks:
+        block.attn.attend = eager
+    return model
+
+
+def decode(model: Transformer, ids: Tensor, chunk: int) -> Tensor:
+    """Return the logits (B, T, V) of `ids` (B, T) read `chunk` tokens at a time through the KV cache."""
+    caches = model.new_caches()
+    return torch.cat([model(part, caches) for part in ids.split(chunk, dim=1)], dim=1)

@@ -1,0 +1,153 @@
+"""Paired comparisons, Holm and verdicts: each with the right value in it."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from gatebench.report import stats
+
+
+def compared(baseline: dict[int, float], variant: dict[int, float]) -> stats.Comparison:
+    return stats.paired_comparison(pd.Series(baseline), pd.Series(variant), lower_is_better=True)
+
+
+@pytest.fixture
+def cheap_collections() -> Iterator[None]:
+    """statsmodels' multipletests collects garbage at every call, a tenth of a second with all this imported."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def test_three_seeds_against_the_interval_worked_out_by_hand() -> None:
+    # Differences -1, -2, -1.5: mean -1.5, sd 0.5, t = -5.196 with 2 degrees of freedom, for which
+    # p = 1 - |t| / sqrt(2 + t^2) = 1 - sqrt(27 / 29) and the 97.5 % quantile is 4.30265.
+    found = compared({0: 10.0, 1: 12.0, 2: 11.0}, {0: 9.0, 1: 10.0, 2: 9.5})
+    assert found.differences == (-1.0, -2.0, -1.5)
+    assert found.mean == pytest.approx(-1.5)
+    assert found.sd == pytest.approx(0.5)
+    assert found.p == pytest.approx(1 - math.sqrt(27 / 29))
+    assert found.resolvable == pytest.approx(4.302653 * 0.5 / math.sqrt(3), rel=1e-6)
+    assert (found.low, found.high) == pytest.approx((-1.5 - found.resolvable, -1.5 + found.resolvable))
+    assert found.verdict is None
+
+
+def test_pairs_are_made_by_seed_not_by_position() -> None:
+    found = compared({0: 10.0, 1: 20.0, 2: 30.0}, {2: 29.0, 1: 18.0, 5: 1.0})
+    assert found.seeds == (1, 2)
+    assert found.differences == (-2.0, -1.0)
+
+
+def test_a_seed_without_a_number_is_no_pair() -> None:
+    assert compared({0: 10.0, 1: math.nan, 2: math.inf}, {0: 9.0, 1: 8.0, 2: 7.0}).seeds == (0,)
+
+
+def test_holm_steps_down_and_stays_monotone() -> None:
+    assert stats.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+
+
+def test_holm_does_not_count_what_was_not_tested() -> None:
+    adjusted = stats.holm([0.01, math.nan, 0.03])
+    assert adjusted[0] == pytest.approx(0.02)
+    assert math.isnan(adjusted[1])
+    assert adjusted[2] == pytest.approx(0.03)
+    assert stats.holm([]) == []
+
+
+def test_one_seed_gives_no_verdict() -> None:
+    found = stats.judge(compared({0: 168.3}, {0: 151.8}), math.nan)
+    assert found.mean == pytest.approx(-16.5)
+    assert math.isnan(found.p) and math.isnan(found.low) and math.isnan(found.resolvable)
+    assert (found.verdict, found.reason) == (None, "one seed gives no verdict")
+
+
+def test_no_pair_gives_no_verdict() -> None:
+    found = stats.judge(compared({0: 1.0}, {1: 1.0}), math.nan)
+    assert found.n == 0 and math.isnan(found.mean)
+    assert (found.verdict, found.reason) == (None, "no seed has both numbers")
+
+
+def test_identical_numbers_give_p_one_and_not_zero() -> None:
+    found = compared({0: 10.0, 1: 12.0}, {0: 10.0, 1: 12.0})
+    assert (found.p, found.low, found.high) == (1.0, 0.0, 0.0)
+    assert stats.judge(found, 1.0).verdict == "not resolvable"
+
+
+def test_the_same_difference_at_every_seed_is_no_certainty() -> None:
+    found = stats.judge(compared({0: 10.1, 1: 12.3, 2: 11.7}, {0: 9.1, 1: 11.3, 2: 10.7}), math.nan)
+    assert math.isnan(found.p)
+    assert found.verdict is None
+    assert found.reason == stats.NO_SPREAD
+
+
+@pytest.mark.parametrize(
+    ("shift", "lower_is_better", "p", "verdict"),
+    [
+        (-1.5, True, 0.049, "better"),
+        (+1.5, True, 0.049, "worse"),
+        (-1.5, False, 0.049, "worse"),
+        (+1.5, False, 0.049, "better"),
+        (-1.5, True, 0.05, "not resolvable"),
+    ],
+)
+def test_the_verdict_follows_the_adjusted_p_and_the_sign(
+    shift: float, lower_is_better: bool, p: float, verdict: str
+) -> None:
+    base = pd.Series({0: 10.0, 1: 12.0, 2: 11.0})
+    variant = base + shift + pd.Series({0: 0.5, 1: -0.5, 2: 0.0})
+    found = stats.paired_comparison(base, variant, lower_is_better=lower_is_better)
+    assert stats.judge(found, p).verdict == verdict
+
+
+def test_a_blocking_flag_wins_over_a_tiny_p() -> None:
+    found = stats.judge(compared({0: 10.0, 1: 12.0}, {0: 9.0, 1: 10.5}), 1e-6, ["it is untrained"])
+    assert (found.verdict, found.reason) == (None, "it is untrained")
+
+
+def test_seeds_to_resolve_an_effect_of_one_standard_deviation() -> None:
+    # t(0.975, n - 1) / sqrt(n) first falls below 1 at n = 7: 2.571 / sqrt(6) = 1.050, 2.447 / sqrt(7) = 0.925.
+    base = pd.Series({0: 10.0, 1: 10.0})
+    found = stats.paired_comparison(
+        base, base + pd.Series({0: 1 + 1 / math.sqrt(2), 1: 1 - 1 / math.sqrt(2)}), lower_is_better=True
+    )
+    assert (found.mean, found.sd) == pytest.approx((1.0, 1.0))
+    assert stats.seeds_to_resolve(found) == 7
+
+
+@pytest.mark.usefixtures("cheap_collections")
+@pytest.mark.parametrize("n_seeds", [2, 3, 5])
+def test_identical_variants_are_called_different_at_most_at_the_nominal_rate(n_seeds: int) -> None:
+    """200 studies of 4 variants that equal the baseline; the family-wise rate is 5 %, 18 is its 99 % quantile."""
+    rng = np.random.default_rng(n_seeds)
+    wrong = 0
+    for _ in range(200):
+        base = pd.Series(100 + 5 * rng.standard_normal(n_seeds))
+        found = [
+            stats.paired_comparison(base, base + rng.standard_normal(n_seeds), lower_is_better=True) for _ in range(4)
+        ]
+        adjusted = stats.holm([item.p for item in found])
+        verdicts = [stats.judge(item, p).verdict for item, p in zip(found, adjusted, strict=True)]
+        wrong += any(verdict != "not resolvable" for verdict in verdicts)
+    assert wrong <= 18
+
+
+@pytest.mark.parametrize("n_seeds", [2, 3, 5])
+def test_twice_the_resolvable_difference_is_found_in_over_eighty_per_cent(n_seeds: int) -> None:
+    sd = 1.5
+    quantile = {2: 12.7062, 3: 4.30265, 5: 2.77645}[n_seeds]
+    effect = 2 * quantile * sd / math.sqrt(n_seeds)
+    rng = np.random.default_rng(n_seeds)
+    found = 0
+    for _ in range(200):
+        base = pd.Series(100 + 5 * rng.standard_normal(n_seeds))
+        variant = base - effect + sd * rng.standard_normal(n_seeds)
+        comparison = stats.paired_comparison(base, variant, lower_is_better=True)
+        found += stats.judge(comparison, comparison.p).verdict == "better"
+    assert found > 160
