@@ -121,15 +121,17 @@ class GateSpec:
         if self.mode == "transform":
             site = tensor if self.position == "g5" else f"{tensor}_h"
             return f"{site}' = " + TRANSFORMS[self.activation].format(site)
-        per_head = self.position != "g5"
-        site = f"{tensor}_h" if per_head else tensor
-        logit = ("θ" if self.source == "constant" else "X W_θ") + (",h" if per_head and not self.shared else "")
-        if self.shared and self.shared_average == "scores":
-            score = "mean_h " + ACTIVATIONS[self.activation].format(logit + ",h")
-        elif self.shared:
-            score = ACTIVATIONS[self.activation].format(f"mean_h {logit},h")
+        site = tensor if self.position == "g5" else f"{tensor}_h"
+        logit = "θ" if self.source == "constant" else "X W_θ"
+        if self.position != "g5":
+            logit += "_h" if self.source == "constant" else ",h"
+        activation = ACTIVATIONS[self.activation]
+        if not self.shared:
+            score = activation.format(logit)
+        elif self.shared_average == "scores":
+            score = "mean_h " + activation.format(logit)
         else:
-            score = ACTIVATIONS[self.activation].format(logit)
+            score = activation.format(f"mean_h {logit}")
         return f"{site}' = {site} {'+' if self.mode == 'additive' else '⊙'} {score}"
 
     @property

@@ -77,7 +77,7 @@ def test_a_word_says_all_about_its_gate() -> None:
         ("g1_elementwise_additive_silu", "Y_h' = Y_h + SiLU(X W_θ,h)", "n x q x dk"),
         ("g1_elementwise_additive_identity", "Y_h' = Y_h + (X W_θ,h)", "n x q x dk"),
         ("g1_elementwise_ns_sigmoid", "Y_h' = Y_h ⊙ (½ + ½·σ(X W_θ,h))", "n x q x dk"),
-        ("g1_elementwise_input_independent", "Y_h' = Y_h ⊙ σ(θ,h)", "q x dk"),
+        ("g1_elementwise_input_independent", "Y_h' = Y_h ⊙ σ(θ_h)", "q x dk"),
         ("g1_rmsnorm", "Y_h' = RMSNorm(Y_h)", "none"),
         ("g5_silu_only", "O' = SiLU(O)", "none"),
     ],

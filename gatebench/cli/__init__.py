@@ -43,7 +43,7 @@ def _root(
 def main() -> None:
     """Run the command line: exit status 0 done, 2 bad input (one line on standard error), 1 anything else."""
     try:
-        status = app(standalone_mode=False)
+        status = app(prog_name="gatebench", standalone_mode=False)
     except UserError as error:
         print(f"gatebench: {error}", file=sys.stderr)
         sys.exit(2)

@@ -57,7 +57,7 @@ def token_nll(
         wanted = torch.from_numpy(targets[start : start + batch_size]).to(device)
         logits = model(ids).float()
         nll = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED_TARGET, reduction="none")
-        rows.append(nll.view_as(wanted).double().cpu().numpy())
+        rows.append(nll.view_as(wanted).cpu().double().numpy())
     return np.concatenate(rows) if rows else np.zeros(targets.shape)
 
 

@@ -65,14 +65,14 @@ class GateStats:
 
     def add(self, scores: Tensor, logits: Tensor) -> None:
         """Count fp32 `scores` and `logits` of any shape. The outer bins take what lies beyond the edges."""
-        values, raw = scores.flatten().double(), logits.flatten().double()
+        values, raw = scores.flatten().cpu().double(), logits.flatten().cpu().double()  # MPS has no fp64
         self.n += values.numel()
         self.total += float(values.sum())
         self.closed += int((values < CLOSED).sum())
         self.open += int((values > OPEN).sum())
         self.abs_logit += float(raw.abs().mean()) * values.numel()
-        clipped = values.clamp(self.edges[0], self.edges[-1]).cpu().numpy()
-        self.counts += np.histogram(clipped, bins=self.edges)[0]
+        low, high = float(self.edges[0]), float(self.edges[-1])
+        self.counts += np.histogram(values.clamp(low, high).numpy(), bins=HISTOGRAM_BINS, range=(low, high))[0]
 
     @property
     def mean(self) -> float:
@@ -200,9 +200,9 @@ class _Recorder:
             assert isinstance(module, Attention)
             x, cos, sin = args[:3]
             q, k = module.queries_keys(x, cos, sin)
-            first = attention_to_first_keys(q, k)[..., 0].double()  # (B, H, T)
-            self.share[index] += first.mean(dim=-1).sum(dim=0).cpu()
-            self.share_excl[index] += first[..., 1:].mean(dim=-1).sum(dim=0).cpu()
+            first = attention_to_first_keys(q, k)[..., 0].cpu().double()  # (B, H, T)
+            self.share[index] += first.mean(dim=-1).sum(dim=0)
+            self.share_excl[index] += first[..., 1:].mean(dim=-1).sum(dim=0)
 
         return hook
 

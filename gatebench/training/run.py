@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from safetensors.torch import load_model, save_model
@@ -92,7 +93,25 @@ def prepare(config: RunConfig) -> tuple[RunConfig, Corpus, Accounting]:
             f"corpus '{corpus.name}': was rebuilt since this run began (fingerprint {corpus.fingerprint[:12]}, "
             f"the run has {str(config.corpus_fingerprint)[:12]}); legal: a new run, or the corpus as it was"
         )
+    TokenData(config, corpus)  # refuses a length or a mixture that the corpus cannot give
+    _check_heldout(config, corpus)
     return config.model_copy(update={"corpus_fingerprint": corpus.fingerprint}), corpus, costs
+
+
+def _check_heldout(config: RunConfig, corpus: Corpus) -> None:
+    """Refuse, before training and not after it, an evaluation that the corpus has no text for."""
+    seq_len, unscored = config.eval.seq_len or config.data.seq_len, 1 if config.data.bos else 2
+    longest = {d: int(np.diff(corpus.documents("heldout", d)).max(initial=0)) - unscored for d in corpus.domains}
+    for domain, length in longest.items():
+        if length < 1:
+            raise UserError(
+                f"corpus '{corpus.name}': domain '{domain}' has no held-out text; legal: a corpus that has some"
+            )
+    if max(longest.values()) < seq_len:
+        raise UserError(
+            f"eval.seq_len={seq_len}: the longest held-out document of corpus '{corpus.name}' has "
+            f"{max(longest.values())} tokens to score; legal: that or less"
+        )
 
 
 def run_directory(config: RunConfig, out: Path | None = None) -> RunDirectory:

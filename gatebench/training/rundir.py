@@ -72,12 +72,19 @@ class RunDirectory:
             self.checkpoints.mkdir(exist_ok=True)
             return
         ours = {".lock", "log.txt", self.config.name + ".tmp"}  # what a run leaves that was killed before this point
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"run directory '{self.path}': is a file; legal: a new folder for --out")
         if self.path.exists() and any(entry.name not in ours for entry in self.path.iterdir()):
             raise UserError(
                 f"run directory '{self.path}': is not empty and holds no config.yaml; legal: a new folder for --out"
             )
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.config, configs.to_yaml(config))
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_atomic(self.config, configs.to_yaml(config))
+        except OSError as error:
+            raise UserError(
+                f"run directory '{self.path}': cannot be made ({error.strerror}); legal: another --out"
+            ) from None
         self.checkpoints.mkdir(exist_ok=True)
 
     @contextmanager

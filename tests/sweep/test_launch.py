@@ -1,0 +1,182 @@
+"""Runs side by side: slots, what is skipped, what a failure says, and what Ctrl-C leaves."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from gatebench.sweep import launch
+from gatebench.sweep.launch import Job, Slots, local_slots, run_all
+from tests.training.tiny_run import pid_alive, tiny_config
+
+STUB = """
+import json, os, pathlib, sys, time
+out, what = pathlib.Path(sys.argv[1]), sys.argv[2]
+(out / "pid").write_text(str(os.getpid()))
+(out / "environment").write_text(json.dumps(dict(os.environ)))
+if what == "fail":
+    sys.exit("gatebench: model.head_dim=7: must be even")
+row = {"step": 4, "tokens": 64, "loss": 2.5, "tokens_per_s": 100.0}
+(out / "metrics.jsonl").write_text(json.dumps(row) + chr(10))
+if what == "wait":
+    time.sleep(60)
+status = "diverged" if what == "diverge" else "done"
+(out / "summary.json").write_text(json.dumps({"status": status}))
+"""
+
+MakeJob = Callable[..., Job]
+
+
+@pytest.fixture
+def job(tmp_path: Path, tiny_recipe: str, monkeypatch: pytest.MonkeyPatch) -> MakeJob:
+    """job(what, seed): a job whose program is a stub that ends as `what` says."""
+    kinds: dict[Path, str] = {}
+
+    def command(self: Job, recipe: str, overrides: Sequence[str], threads: int) -> list[str]:
+        return [sys.executable, "-S", "-c", STUB, str(self.directory), kinds[self.directory]]
+
+    def make(what: str, seed: int = 0) -> Job:
+        made = Job(tiny_config(tiny_recipe, seed=seed), tmp_path / f"{what}-s{seed}")
+        kinds[made.directory] = what
+        return made
+
+    monkeypatch.setattr(Job, "command", command)
+    return make
+
+
+def console() -> tuple[Console, io.StringIO]:
+    text = io.StringIO()
+    return Console(file=text, width=200, force_terminal=False), text
+
+
+def started_alone(job: Job) -> bool:
+    return (job.directory / "pid").is_file()
+
+
+def test_a_job_is_the_command_that_a_user_would_type(tmp_path: Path, tiny_recipe: str) -> None:
+    job = Job(tiny_config(tiny_recipe, variant="g1_headwise", seed=3), tmp_path / "run")
+    command = job.command("quick", ["optim.lr=1e-3", "train.steps=20"], 2)
+    expected = "-m gatebench train --recipe quick --variant g1_headwise --seed 3 --threads 2 --set optim.lr=1e-3 --set train.steps=20"
+    assert command == [sys.executable, *expected.split(), "--out", str(tmp_path / "run")]
+
+
+@pytest.mark.parametrize(
+    ("cores", "jobs", "gpus", "limit", "slots"),
+    [
+        (2, 4, 0, None, Slots(2, 1)),
+        (2, 1, 0, None, Slots(1, 2)),
+        (8, 2, 0, None, Slots(2, 4)),
+        (8, 4, 0, 1, Slots(1, 8)),
+        (3, 4, 0, 2, Slots(2, 1)),
+        (16, 6, 4, None, Slots(4, 4, (0, 1, 2, 3))),
+        (16, 2, 4, None, Slots(2, 8, (0, 1))),
+        (16, 6, 4, 1, Slots(1, 16, (0,))),
+        (2, 6, 4, None, Slots(4, 1, (0, 1, 2, 3))),
+        (1, 1, 0, 8, Slots(1, 1)),
+    ],
+)
+def test_slots_divide_the_cores_and_take_a_gpu_each(
+    monkeypatch: pytest.MonkeyPatch, cores: int, jobs: int, gpus: int, limit: int | None, slots: Slots
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
+    assert local_slots(jobs, n_gpus=gpus, max_parallel=limit) == slots
+
+
+def test_done_runs_are_skipped_and_the_rest_is_done(job: MakeJob) -> None:
+    jobs = [job("done", seed) for seed in range(3)]
+    jobs[1].directory.mkdir()
+    (jobs[1].directory / "summary.json").write_text('{"status": "done"}', encoding="utf-8")
+    output, text = console()
+    assert run_all(jobs, "tiny", [], Slots(2, 1), output) == []
+    assert [started_alone(job) for job in jobs] == [True, False, True]
+    assert all(job.done for job in jobs)
+    assert "baseline seed 0: done" in text.getvalue() and "baseline seed 1" not in text.getvalue()
+
+
+def test_a_failure_is_reported_with_the_last_line_of_its_log_and_stops_no_other(job: MakeJob) -> None:
+    jobs = [job("fail"), job("done", 1)]
+    output, text = console()
+    failed = run_all(jobs, "tiny", [], Slots(1, 1), output)
+    assert failed == [jobs[0]] and jobs[0].exit_code == 1 and jobs[1].done
+    assert "baseline seed 0: failed (exit 1): gatebench: model.head_dim=7: must be even" in text.getvalue()
+    assert "baseline seed 1: done" in text.getvalue()
+
+
+def test_a_diverged_run_is_a_result(job: MakeJob) -> None:
+    output, text = console()
+    assert run_all([job("diverge")], "tiny", [], Slots(1, 1), output) == []
+    assert "baseline seed 0: diverged" in text.getvalue()
+
+
+def test_threads_and_gpus_reach_the_run(job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    jobs = [job("done", seed) for seed in range(3)]
+    run_all(jobs, "tiny", [], Slots(2, 3, (0, 1)), console()[0])
+    seen = [json.loads((job.directory / "environment").read_text(encoding="utf-8")) for job in jobs]
+    assert [environment["OMP_NUM_THREADS"] for environment in seen] == ["3"] * 3
+    assert [environment["CUDA_VISIBLE_DEVICES"] for environment in seen[:2]] == ["4", "6"]
+    assert seen[2]["CUDA_VISIBLE_DEVICES"] in ("4", "6")  # whichever came free
+
+
+def test_no_more_than_the_slots_run_at_once(job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = [0]
+    original = launch._start
+
+    def counted(job: Job, *args: object) -> None:
+        running.append(sum(j.process is not None and j.process.poll() is None for j in jobs) + 1)
+        original(job, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(launch, "_start", counted)
+    jobs = [job("done", seed) for seed in range(4)]
+    run_all(jobs, "tiny", [], Slots(2, 1), console()[0])
+    assert max(running) <= 2
+
+
+def test_ctrl_c_stops_the_runs_that_are_going(job: MakeJob) -> None:
+    jobs = [job("wait", seed) for seed in range(3)]
+
+    def press() -> None:
+        deadline = time.monotonic() + 30
+        while (
+            not (jobs[0].directory / "metrics.jsonl").is_file() or not (jobs[1].directory / "metrics.jsonl").is_file()
+        ):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_all(jobs, "tiny", [], Slots(2, 1), console()[0])
+    pids = [int((job.directory / "pid").read_text(encoding="utf-8")) for job in jobs[:2]]
+    assert not any(pid_alive(pid) for pid in pids)
+    assert not started_alone(jobs[2]) and not any(job.done for job in jobs)
+
+
+def test_progress_reads_only_complete_rows(tmp_path: Path, tiny_recipe: str) -> None:
+    job = Job(tiny_config(tiny_recipe), tmp_path)
+    assert job.last_row() is None and job.last_message() == "no message"
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"ste', encoding="utf-8")
+    assert job.last_row() == {"step": 2}
+    (tmp_path / "metrics.jsonl").write_text('{"ste', encoding="utf-8")
+    assert job.last_row() is None
+
+
+def test_a_terminal_sees_a_table_of_runs(job: MakeJob) -> None:
+    jobs = [job("done", 0), job("fail", 1)]
+    text = io.StringIO()
+    run_all(jobs, "tiny", [], Slots(1, 1), Console(file=text, width=160, force_terminal=True))
+    output = Console(file=io.StringIO(), width=160)
+    output.print(launch._table(jobs, 3.0))
+    table = output.file.getvalue()  # type: ignore[attr-defined]
+    assert "1 of 2 runs done, 3 s" in table and "failed (exit 1)" in table and "4/20" in table and "2.500" in table
