@@ -10,7 +10,7 @@ ARGS    ?=
 WORKERS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup data ablation list show bench test test-fast lint types format clean clean-runs
+.PHONY: help setup data ablation sink-lab list show bench test test-fast lint types format clean clean-runs
 
 ifneq ($(filter ablation show,$(MAKECMDGOALS)),)
 ifeq ($(strip $(VARIANT)),)
@@ -75,8 +75,11 @@ setup: ## Make .venv and install everything; does nothing when that is up to dat
 data: setup ## Build the six-domain corpus (fetched once, then cached) [ARGS=--full]
 	@$(BIN)/gatebench data build --preset six_domains $(ARGS)
 
-ablation: setup ## Compare a variant with the baseline: VARIANT=g1_headwise [RECIPE=quick] [SEEDS=2] [ARGS=...]
+ablation: setup ## Compare a variant with the baseline: VARIANT=g1_headwise [RECIPE=quick] [SEEDS=3] [ARGS=...]
 	@$(BIN)/gatebench ablation --variant '$(VARIANT)' $(if $(RECIPE),--recipe '$(RECIPE)') $(if $(SEEDS),--seeds '$(SEEDS)') $(ARGS)
+
+sink-lab: setup ## Grow an attention sink and see which gates remove it: Table 4 of the paper, small [SEEDS=3] [ARGS=...]
+	@$(BIN)/gatebench sweep sinks $(if $(SEEDS),--seeds '$(SEEDS)') $(ARGS)
 
 list: setup ## List the variants [ARGS="--table 1"]
 	@$(BIN)/gatebench list $(ARGS)

@@ -1,4 +1,4 @@
-"""Recipes and run configurations: typed, documented, strict. Imports no torch.
+"""What a recipe and a run are made of: typed, documented, strict. `recipes.py` reads them. Imports no torch.
 
 A recipe (YAML in `experiments/`) is everything that a run needs except its variant and seed. Every key has a default
 and a docstring; unknown keys are refused with the nearest legal ones.
@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gatebench import variants
 from gatebench.errors import UserError, nearest
-from gatebench.paths import project_root
-
-T = TypeVar("T", bound="Recipe")
 
 
 class Section(BaseModel):
@@ -81,11 +76,33 @@ class ModelConfig(Section):
         return self
 
 
+SYNTHETIC_CORPORA = ("bigram_backcopy",)
+"""Names of `data.corpus` that are made as they are read, and never built."""
+
+
+class SyntheticConfig(Section):
+    """A bigram-backcopy process (docs/sinks.md): a Markov chain, and triggers after which the next token is a copy.
+
+    The vocabulary is BOS, the ordinary tokens and the triggers: 1 + n_tokens + n_triggers.
+    """
+
+    n_tokens: int = Field(64, ge=2, le=1024)
+    """Ordinary tokens, between which the chain moves."""
+    n_triggers: int = Field(3, ge=1, le=64)
+    """After a trigger the next token copies the one before the trigger."""
+    trigger_rate: float = Field(0.1, ge=0, lt=1)
+    """Probability that a trigger follows an ordinary token; 0 leaves a Markov chain alone."""
+    concentration: float = Field(0.1, gt=0)
+    """Of the Dirichlet distribution that each row of the transition matrix is drawn from; small is predictable."""
+    seed: int = Field(0, ge=0)
+    """Of the transition matrix and the held-out sequences; the training sequences follow the data seed, too."""
+
+
 class DataConfig(Section):
     """What the model reads."""
 
     corpus: str = "six_domains"
-    """Name of a built corpus, or the path of one (see `gatebench data build`)."""
+    """Name of a built corpus, or the path of one (see `gatebench data build`); or bigram_backcopy, which is made."""
     seq_len: int = Field(256, ge=8)
     """Tokens that the model sees at once, the BOS token included."""
     bos: bool = True
@@ -94,6 +111,23 @@ class DataConfig(Section):
     """Seed of the data order; null means the run's seed. The order is a pure function of (this seed, step)."""
     mixture: Literal["proportional", "uniform"] | dict[str, float] = "proportional"
     """Share of each domain: by tokens, equal, or weights by name."""
+    synthetic: SyntheticConfig | None = None
+    """What bigram_backcopy is made of; null with any other corpus."""
+
+    @model_validator(mode="after")
+    def _synthetic(self) -> DataConfig:
+        if self.corpus not in SYNTHETIC_CORPORA:
+            if self.synthetic is not None:
+                raise ValueError(
+                    f"data.synthetic: does not go with data.corpus={self.corpus!r}; "
+                    f"legal: data.corpus={' or '.join(SYNTHETIC_CORPORA)}, or data.synthetic=null"
+                )
+            return self
+        if self.mixture != "proportional":
+            raise ValueError(f"data.mixture={self.mixture!r}: '{self.corpus}' has one domain; legal: proportional")
+        if self.synthetic is None:
+            self.synthetic = SyntheticConfig()
+        return self
 
 
 class OptimConfig(Section):
@@ -133,9 +167,11 @@ class TrainConfig(Section):
     devices: int = Field(1, ge=1)
     """Processes per node."""
     num_nodes: int = Field(1, ge=1)
-    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    strategy: Literal["auto", "ddp"] = "auto"
     checkpoint_every: int = Field(50, ge=1)
     """Steps between checkpoints to resume from; the newest two are kept."""
+    snapshot_every: int | None = Field(None, ge=1)
+    """Steps between copies of the weights that stay, for `gatebench probe --every-checkpoint`; null keeps none."""
     log_every: int = Field(10, ge=1)
     """Steps between reads of the metrics from the device; every step is recorded all the same."""
     loggers: list[Literal["csv", "tensorboard", "wandb"]] = Field(default_factory=list)
@@ -168,7 +204,9 @@ class Recipe(Section):
     """ffn: change ffn_dim until the variant has the baseline's parameter count (the residual is reported)."""
 
     @model_validator(mode="after")
-    def _batches(self) -> Recipe:
+    def _sections_agree(self) -> Recipe:
+        if self.data.synthetic is not None and self.eval.tokens_per_domain is None:
+            raise ValueError(f"eval.tokens_per_domain=null: '{self.data.corpus}' has no end; legal: a number")
         train = self.train
         world = train.devices * train.num_nodes
         micro = train.micro_batch_size or train.batch_size // world
@@ -182,7 +220,10 @@ class Recipe(Section):
         return self
 
 
-RESULT_NEUTRAL = ("description", "overrides", "train.loggers", "train.log_every", "train.checkpoint_every")
+RESULT_NEUTRAL = (
+    *("description", "overrides"),
+    *("train.loggers", "train.log_every", "train.checkpoint_every", "train.snapshot_every"),
+)
 """Keys that cannot change a result: runs that differ only here are one run.
 
 `overrides` is a record of the command line; what it set counts under its own key.
@@ -219,6 +260,8 @@ class RunConfig(Recipe):
         """Eight hex digits over everything that can change the result."""
         content = _flat(self.model_dump(mode="json"))
         content = {key: value for key, value in content.items() if key not in RESULT_NEUTRAL}
+        if self.data.synthetic is None:  # a run on text is the run that it was before there was other data
+            del content["data.synthetic"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
     @property
@@ -243,99 +286,7 @@ def apply_variant(model: ModelConfig, variant: variants.Variant) -> ModelConfig:
     try:
         return ModelConfig.model_validate({**model.model_dump(), **changed})
     except ValidationError as error:
-        raise UserError(f"variant '{variant.name}': {_one_line(error, ModelConfig)}") from None
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2 scalars (`3e-3` is a number, `off` is a word) and no duplicate keys."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys: list[Any] = []
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in keys:
-                raise yaml.constructor.ConstructorError(None, None, f"key '{key}' stands twice", key_node.start_mark)
-            keys.append(key)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.yaml_implicit_resolvers = {
-    letter: [resolver for resolver in resolvers if resolver[0] != "tag:yaml.org,2002:bool"]
-    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
-)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"^[-+]?(?:\d[\d_]*\.?[\d_]*(?:[eE][-+]?\d+)?|\.\d[\d_]*(?:[eE][-+]?\d+)?|\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
-    ),
-    list("-+0123456789."),
-)
-
-
-def parse_yaml(text: str, where: str) -> Any:
-    """Return what the YAML `text` says. Raises UserError with `where` and the line of a mistake."""
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}" if mark else ""
-        raise UserError(f"{where}{line}: {getattr(error, 'problem', None) or 'not valid YAML'}") from None
-
-
-def recipe_names() -> list[str]:
-    """Return the names of the recipes in `experiments/`."""
-    return sorted(path.stem for path in (project_root() / "experiments").glob("*.yaml"))
-
-
-def recipe_path(name: str) -> Path:
-    """Return the file of a recipe, given its name or path. Raises UserError naming the nearest recipes."""
-    if name.endswith((".yaml", ".yml")):
-        path = Path(name)
-    else:
-        path = project_root() / "experiments" / f"{name}.yaml"
-    if not path.is_file():
-        raise UserError(f"recipe '{name}': not found; {nearest(name, recipe_names())}")
-    return path
-
-
-def load_recipe(name: str, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
-    """Return the recipe `name` (of `experiments/`, or a path) with `section.key=value` overrides applied."""
-    path = recipe_path(name)
-    content = parse_yaml(path.read_text(encoding="utf-8"), str(name)) or {}
-    if not isinstance(content, dict):
-        raise UserError(f"recipe '{name}': must be a mapping of {', '.join(Recipe.model_fields)}")
-    for override in overrides:
-        _apply_override(content, override)
-    return _validated(Recipe, content, f"recipe '{name}'")
-
-
-def make_run(recipe: str, variant: str, seed: int = 0, overrides: list[str] | tuple[str, ...] = ()) -> RunConfig:
-    """Return the resolved configuration of one run. Raises UserError for anything that is not legal."""
-    loaded = load_recipe(recipe, overrides)
-    known = variants.get(variant)
-    apply_variant(loaded.model, known)
-    name = Path(recipe).stem
-    content = {
-        **loaded.model_dump(),
-        "recipe": name,
-        "variant": known.name,
-        "seed": seed,
-        "overrides": sorted(overrides),
-    }
-    return _validated(RunConfig, content, f"seed {seed}")
-
-
-def run_from_yaml(text: str, where: str) -> RunConfig:
-    """Return the configuration that a run directory's `config.yaml` holds."""
-    return _validated(RunConfig, parse_yaml(text, where), where)
-
-
-def to_yaml(config: RunConfig) -> str:
-    """Return `config` as YAML that `run_from_yaml` reads back to an equal object."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        raise UserError(f"variant '{variant.name}': {one_line(error, ModelConfig)}") from None
 
 
 def differences(ours: RunConfig, theirs: RunConfig) -> list[str]:
@@ -355,27 +306,7 @@ def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _apply_override(content: dict[str, Any], override: str) -> None:
-    key, equals, value = override.partition("=")
-    path = key.strip().split(".")
-    if not equals or not all(path):
-        raise UserError(f"--set '{override}': must be key=value, for example optim.lr=3e-3")
-    section: Any = content
-    for name in path[:-1]:
-        section = section.setdefault(name, {})
-        if not isinstance(section, dict):
-            raise UserError(f"--set '{override}': '{name}' holds no further keys")
-    section[path[-1]] = parse_yaml(value, f"--set '{override}'")
-
-
-def _validated(model: type[T], content: Any, where: str) -> T:
-    try:
-        return model.model_validate(content)
-    except ValidationError as error:
-        raise UserError(f"{where}: {_one_line(error, model)}") from None
-
-
-def _one_line(error: ValidationError, model: type[BaseModel]) -> str:
+def one_line(error: ValidationError, model: type[BaseModel]) -> str:
     """Return the first mistake of `error` as one line that names key, value and what would be legal."""
     first = error.errors()[0]
     # Members of a union stand in the location, too: data.mixture.dict[str,float].english
@@ -394,6 +325,8 @@ def _section(model: type[BaseModel], path: list[str]) -> type[BaseModel]:
     for name in path:
         field = model.model_fields.get(name)
         annotation = field.annotation if field else None
+        members = [member for member in get_args(annotation) if member is not type(None)]
+        annotation = members[0] if len(members) == 1 else annotation
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
             return model
         model = annotation

@@ -20,15 +20,9 @@ from gatebench.config import (
     TrainConfig,
     apply_variant,
     differences,
-    load_recipe,
-    make_run,
-    parse_yaml,
-    recipe_names,
-    recipe_path,
-    run_from_yaml,
-    to_yaml,
 )
 from gatebench.errors import UserError
+from gatebench.recipes import load_recipe, make_run, parse_yaml, recipe_names, recipe_path, run_from_yaml, to_yaml
 
 EVERYTHING = [
     "description='all of it: éü中'",
@@ -173,8 +167,8 @@ def test_yaml_floats_without_a_dot_are_numbers() -> None:
         ("optim.lr=.nan", ["optim.lr=nan", "finite"]),
         ("optim.schedule=cosin", ["optim.schedule='cosin'", "'cosine', 'linear' or 'constant'"]),
         ("optim.warmup_steps=100000", ["optim.warmup_steps=100000", "must be below train.steps="]),
-        ("train.micro_batch_size=5", ["train.batch_size=16", "must be a multiple of micro_batch_size x devices"]),
-        ("train.devices=32", ["train.batch_size=16", "multiple"]),
+        ("train.micro_batch_size=5", ["train.batch_size=", "must be a multiple of micro_batch_size x devices"]),
+        ("train.devices=32", ["train.batch_size=", "multiple"]),
         ("train.loggers=[cvs]", ["train.loggers='cvs'", "'csv', 'tensorboard' or 'wandb'"]),
         ("train.precision=fp16", ["train.precision='fp16'", "'auto', 'fp32' or 'bf16'"]),
         ("data.mixture=equal", ["data.mixture='equal'", "'proportional' or 'uniform'"]),

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGETS = {
-    *("help", "setup", "data", "ablation", "list", "show", "bench"),
+    *("help", "setup", "data", "ablation", "sink-lab", "list", "show", "bench"),
     *("test", "test-fast", "lint", "types", "format", "clean", "clean-runs"),
 }
 
@@ -225,6 +225,8 @@ def test_ablation_passes_what_was_given(ready: Checkout) -> None:
         (["list", "ARGS=--table 1"], "gatebench list --table 1"),
         (["show", "VARIANT=g1_headwise"], "gatebench show g1_headwise"),
         (["bench"], "gatebench bench"),
+        (["sink-lab"], "gatebench sweep sinks"),
+        (["sink-lab", "SEEDS=1", "ARGS=--json"], "gatebench sweep sinks --seeds 1 --json"),
         (["types"], "mypy"),
     ],
 )

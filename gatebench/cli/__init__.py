@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from gatebench import __version__
-from gatebench.cli import ablation, bench, data, train, variants
+from gatebench.cli import ablation, bench, data, probe, sweep, train, variants
 from gatebench.errors import UserError
 
 app = typer.Typer(
@@ -20,7 +20,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("ablation")(ablation.ablation)
+app.command("sweep")(sweep.sweep)
+app.command("plan")(sweep.plan)
 app.command("train")(train.train)
+app.command("probe")(probe.probe)
 app.command("list")(variants.list_variants)
 app.command("show")(variants.show_variant)
 app.add_typer(data.app, name="data", help="Build and inspect corpora.")

@@ -28,7 +28,7 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Time training steps: variants, compiled and not, beside a plain loop around transformers' Qwen3 of that shape."""
-    from gatebench.config import make_run
+    from gatebench.recipes import make_run
 
     configs = [make_run(recipe, name, 0, overrides) for name in variant]
 

@@ -25,7 +25,7 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Train one run, or resume it, or find it done. Killed at any moment, the same line resumes it bit for bit."""
-    from gatebench.config import make_run
+    from gatebench.recipes import make_run
 
     config = make_run(recipe, variant, seed, overrides)  # refuse bad input before torch is loaded
     from gatebench.evaluation.evaluate import evaluate

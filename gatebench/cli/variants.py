@@ -53,8 +53,8 @@ def show_variant(
 ) -> None:
     """Show one variant: its equation, where it sits, what it adds under a recipe, and the paper's numbers for it."""
     from gatebench import variants
-    from gatebench.config import make_run
     from gatebench.model.accounting import account
+    from gatebench.recipes import make_run
 
     variant = variants.get(name)
     config = make_run(recipe, name, 0, overrides)

@@ -10,15 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gatebench.data.tokens import IGNORED_TARGET, Corpus, heldout_windows
+from gatebench.data.reading import DataSource, heldout_windows
+from gatebench.data.synthetic import BigramBackcopy
+from gatebench.data.tokens import IGNORED_TARGET
 from gatebench.errors import UserError
 from gatebench.evaluation.perplexity import domain_scores, summarize
 from gatebench.evaluation.probes import probe
+from gatebench.evaluation.synthetic import copy_scores
 from gatebench.training.run import NonFiniteLoss, Trained
 from gatebench.training.rundir import write_atomic, write_json
 
 
-def full_windows(corpus: Corpus, seq_len: int, *, bos: bool, n_tokens: int) -> NDArray[np.int64]:
+def full_windows(corpus: DataSource, seq_len: int, *, bos: bool, n_tokens: int) -> NDArray[np.int64]:
     """Return (N, seq_len) held-out windows without padding: N = n_tokens // seq_len, or all that there are.
 
     Domains take turns, each with its windows in a fixed shuffled order, so that every domain and many documents are
@@ -71,15 +74,28 @@ def evaluate(trained: Trained) -> dict[str, Any]:
         name: {"ppl": s.perplexity, "bpb": s.bits_per_byte, "nll_sum": s.nll, "tokens": s.tokens, "bytes": s.n_bytes}
         for name, s in scores.items()
     }
-    write_json(
-        trained.directory.eval, {**context, "domains": domains, **{k: v for k, v in perplexity.items() if "/" not in k}}
-    )
+    details, known = _against_the_true_process(trained, seq_len) if isinstance(corpus, BigramBackcopy) else ({}, {})
+    averages = {k: v for k, v in perplexity.items() if "/" not in k}
+    write_json(trained.directory.eval, {**context, "domains": domains, **averages, **details})
 
     windows = full_windows(corpus, seq_len, bos=bos, n_tokens=config.eval.probe_tokens)
     result = probe(model, windows, batch_size=config.eval.batch_size, device=device)
     probes = result.summary()
-    write_json(trained.directory.probes, {**context, **probes})
+    write_json(trained.directory.probes, {**context, **probes, **result.details()})
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **result.arrays())  # type: ignore[arg-type]
     write_atomic(trained.directory.probe_arrays, buffer.getvalue())
-    return {"eval_seq_len": seq_len, **perplexity, **probes}
+    return {"eval_seq_len": seq_len, **perplexity, **known, **probes}
+
+
+def _against_the_true_process(trained: Trained, seq_len: int) -> tuple[dict[str, Any], dict[str, float | None]]:
+    """Return what eval.json holds of synthetic data besides, and the summary's part of it."""
+    config, process = trained.config, trained.corpus
+    assert isinstance(process, BigramBackcopy)
+    bos = config.data.bos
+    windows = heldout_windows(process, process.name, seq_len, bos=bos, max_tokens=config.eval.tokens_per_domain)
+    scores = copy_scores(trained.model, process, windows, batch_size=config.eval.batch_size, device=trained.device)
+    floor = process.entropy_floor(seq_len, bos=bos)
+    known = {"entropy_floor": floor.overall, **scores.summary()}
+    details = {"entropy_floor_other": floor.other, "copy_targets": scores.n_copy, "other_targets": scores.n_other}
+    return {**known, **details}, known

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
-from gatebench.data.tokens import IGNORED_TARGET, Corpus, heldout_windows
+from gatebench.data.reading import DataSource, heldout_windows
+from gatebench.data.tokens import IGNORED_TARGET
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def score(nll: NDArray[np.float64], targets: NDArray[np.int64], token_bytes: NDA
 
 def domain_scores(
     model: nn.Module,
-    corpus: Corpus,
+    corpus: DataSource,
     *,
     seq_len: int,
     bos: bool,

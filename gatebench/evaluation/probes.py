@@ -1,118 +1,76 @@
-"""Probes: first-token attention, massive activations and gate scores of a trained model.
+"""All probes of one model in one pass: sinks, massive activations, SDPA output, values and gate scores.
 
-Everything streams over windows; nothing holds a T x T map. Letters: B windows, T tokens, L layers, H query heads, D
-head_dim.
+Everything streams over windows; nothing holds a T x T map. The definitions are in `sinks`, `activations` and
+`gate_scores`; here are the hooks that feed them and the result. Letters: L layers, H query heads.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from gatebench.evaluation.activations import QUANTITIES, ActivationStats, SdpaOutputStats, ValueNorms
+from gatebench.evaluation.gate_scores import (
+    SITES,
+    GateStats,
+    GateTable,
+    gate_arrays,
+    gate_spread,
+    gate_summary,
+    histogram_edges,
+    scored_gates,
+)
+from gatebench.evaluation.hooks import removing, scores_replaced
+from gatebench.evaluation.sinks import (
+    TRACKED_KEYS,
+    SinkStats,
+    attention_to_first_keys,
+    uniform_first_token_share,
+)
 from gatebench.model.attention import Attention
 from gatebench.model.gates import Gate
 from gatebench.model.transformer import Block, Transformer
 
-CLOSED, OPEN = 0.1, 0.9
-HISTOGRAM_BINS = 50
-
-
-def uniform_first_token_share(length: int, *, exclude_first_query: bool = False) -> float:
-    """Return the first-token share of uniform causal attention over `length` tokens: H_T / T, every sink's floor.
-
-    With query 0 excluded: (H_T - 1) / (T - 1). 0.3397 at T=8, 0.01331 at T=512, 0.00733 at T=1024.
-    """
-    harmonic = math.fsum(1 / i for i in range(1, length + 1))
-    return (harmonic - 1) / (length - 1) if exclude_first_query else harmonic / length
-
-
-def attention_to_first_keys(q: Tensor, k: Tensor) -> Tensor:
-    """Return the attention of every query on each of the first min(D, T) keys: (B, H, T, min(D, T)), fp32.
-
-    q (B, H, T, D), k (B, K, T, D). SDPA runs with a value tensor whose first rows are the identity, so its output
-    *is* that part
-    of the map; no kernel has to return weights, and memory is linear in T.
-    """
-    length, width = q.shape[2], q.shape[3]
-    probe = torch.zeros(length, width, dtype=torch.float32, device=q.device)
-    probe.fill_diagonal_(1.0)
-    values = probe.expand(q.shape[0], k.shape[1], length, width)
-    gqa = q.shape[1] != k.shape[1]
-    shares = F.scaled_dot_product_attention(q.float(), k.float(), values.contiguous(), is_causal=True, enable_gqa=gqa)
-    return shares[..., : min(width, length)]
-
-
-@dataclass
-class GateStats:
-    """Sums over the scores of one gate in one layer; `closed` and `open` count scores below 0.1 and above 0.9."""
-
-    n: int = 0
-    total: float = 0.0
-    closed: int = 0
-    open: int = 0
-    abs_logit: float = 0.0
-    edges: NDArray[np.float64] = field(default_factory=lambda: np.linspace(0.0, 1.0, HISTOGRAM_BINS + 1))
-    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(HISTOGRAM_BINS, dtype=np.int64))
-
-    def add(self, scores: Tensor, logits: Tensor) -> None:
-        """Count fp32 `scores` and `logits` of any shape. The outer bins take what lies beyond the edges."""
-        values, raw = scores.flatten().cpu().double(), logits.flatten().cpu().double()  # MPS has no fp64
-        self.n += values.numel()
-        self.total += float(values.sum())
-        self.closed += int((values < CLOSED).sum())
-        self.open += int((values > OPEN).sum())
-        self.abs_logit += float(raw.abs().mean()) * values.numel()
-        low, high = float(self.edges[0]), float(self.edges[-1])
-        self.counts += np.histogram(values.clamp(low, high).numpy(), bins=HISTOGRAM_BINS, range=(low, high))[0]
-
-    @property
-    def mean(self) -> float:
-        """Mean score."""
-        return self.total / self.n
-
-    @property
-    def closed_share(self) -> float:
-        """Share of scores below 0.1."""
-        return self.closed / self.n
-
-    @property
-    def open_share(self) -> float:
-        """Share of scores above 0.9."""
-        return self.open / self.n
-
-    @property
-    def mean_abs_logit(self) -> float:
-        """Mean absolute raw score."""
-        return self.abs_logit / self.n
+__all__ = ["GateStats", "ProbeResult", "attention_to_first_keys", "probe", "uniform_first_token_share"]
 
 
 @dataclass
 class ProbeResult:
     """What the probes found, per layer."""
 
-    share: NDArray[np.float64]
-    """(L, H) first-token share over all queries."""
-    share_excl: NDArray[np.float64]
-    """(L, H) first-token share over queries 1 .. T-1."""
-    max_activation: NDArray[np.float64]
-    """(L,) largest |residual stream| after the layer, over all probed tokens."""
-    gates: dict[str, list[list[GateStats]]]
+    sinks: SinkStats
+    activations: ActivationStats
+    sdpa_output: SdpaOutputStats
+    values: ValueNorms
+    gates: GateTable
     """Site -> layer -> gate."""
     n_tokens: int
     seq_len: int
 
+    @property
+    def share(self) -> NDArray[np.float64]:
+        """(L, H) first-token share over all queries."""
+        return self.sinks.share
+
+    @property
+    def share_excl(self) -> NDArray[np.float64]:
+        """(L, H) first-token share over queries 1 .. T-1."""
+        return self.sinks.share_excl
+
+    @property
+    def max_activation(self) -> NDArray[np.float64]:
+        """(L,) largest |residual stream| after the layer, over all probed tokens."""
+        return self.activations.arrays()["max_activation"]
+
     def summary(self) -> dict[str, float | int | None]:
-        """Return the flat metrics. Gate figures are means over every gate of every layer (null without a gate)."""
-        stats = [s for layers in self.gates.values() for gates in layers for s in gates]
+        """Return the flat metrics of `summary.json`. Gate figures are null without a gate."""
         share, share_excl = float(self.share.mean()), float(self.share_excl.mean())
         floor = uniform_first_token_share(self.seq_len)
         return {
@@ -121,94 +79,129 @@ class ProbeResult:
             "first_token_floor": floor,
             "first_token_floor_excl": uniform_first_token_share(self.seq_len, exclude_first_query=True),
             "first_token_excess": share / floor,
+            "sink_rate": self.sinks.summary()["sink_rate"],
             "m_act": float(self.max_activation.mean()),
-            "gate_mean": float(np.mean([s.mean for s in stats])) if stats else None,
-            "gate_closed": float(np.mean([s.closed_share for s in stats])) if stats else None,
-            "gate_open": float(np.mean([s.open_share for s in stats])) if stats else None,
-            "gate_abs_logit": float(np.mean([s.mean_abs_logit for s in stats])) if stats else None,
+            **gate_summary(self.gates),
             "probe_tokens": self.n_tokens,
         }
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return what `probes.npz` holds. Several gates at one site: their mean, and summed histograms."""
-        arrays: dict[str, NDArray[Any]] = {
-            "first_token_share": self.share,
-            "first_token_share_excl": self.share_excl,
-            "max_activation": self.max_activation,
+    def details(self) -> dict[str, float | int | None]:
+        """Return the further flat figures that `probes.json` holds."""
+        sinks = self.sinks.summary()
+        del sinks["sink_rate"]
+        return {
+            **sinks,
+            **self.activations.summary(),
+            **self.sdpa_output.summary(),
+            **self.values.summary(),
+            **gate_spread(self.gates),
         }
-        for site, layers in self.gates.items():
-            for name, attribute in (
-                ("mean", "mean"),
-                ("closed", "closed_share"),
-                ("open", "open_share"),
-                ("abs_logit", "mean_abs_logit"),
-            ):
-                arrays[f"gate_{site}_{name}"] = np.array(
-                    [np.mean([getattr(s, attribute) for s in gates]) for gates in layers]
-                )
-            arrays[f"gate_{site}_hist"] = np.stack([np.sum([s.counts for s in gates], axis=0) for gates in layers])
-            arrays[f"gate_{site}_edges"] = layers[0][0].edges
-        return arrays
 
-
-def _edges(gate: Gate) -> NDArray[np.float64]:
-    """Return histogram edges that suit the gate's activation: [0, 1], or [-2, 2] for unbounded scores."""
-    bounded = gate.spec.activation in ("sigmoid", "ns_sigmoid")
-    low, high = (0.0, 1.0) if bounded else (-1.0, 1.0) if gate.spec.activation == "tanh" else (-2.0, 2.0)
-    return np.linspace(low, high, HISTOGRAM_BINS + 1)
-
-
-def _scored_gates(block: nn.Module, site: str) -> list[Gate]:
-    """Return the gates at `site` that compute scores; transforms of the tensor itself have none."""
-    return [gate for gate in getattr(block.attn, site).gates if gate.spec.source != "self"]
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return what `probes.npz` holds (docs/results.md)."""
+        return {
+            **self.sinks.arrays(),
+            **self.activations.arrays(),
+            **self.sdpa_output.arrays(),
+            **self.values.arrays(),
+            **gate_arrays(self.gates),
+        }
 
 
 class _Recorder:
     """Forward hooks that accumulate what `ProbeResult` reports."""
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Transformer, length: int) -> None:
         self.model = model
-        n_layers, n_heads = model.config.n_layers, model.config.n_heads
-        self.share = torch.zeros(n_layers, n_heads, dtype=torch.float64)
-        self.share_excl = torch.zeros(n_layers, n_heads, dtype=torch.float64)
-        self.max_activation = np.zeros(n_layers)
-        self.gates: dict[str, list[list[GateStats]]] = {}
-        for site in ("g1", "g2", "g3", "g4", "g5"):
-            layers = [_scored_gates(block, site) for block in model.blocks]
+        config = model.config
+        self.sinks = SinkStats(config.n_layers, config.n_heads, length, min(TRACKED_KEYS, config.head_dim))
+        self.activations = ActivationStats(config.n_layers)
+        self.sdpa_output = SdpaOutputStats(config.n_layers)
+        self.values = ValueNorms(config.n_layers, config.n_kv_heads)
+        self.gates: GateTable = {}
+        for site in SITES:
+            layers = [scored_gates(block, site) for block in model.blocks]
             if layers[0]:
-                self.gates[site] = [[GateStats(edges=_edges(gate)) for gate in gates] for gates in layers]
+                self.gates[site] = [[GateStats(edges=histogram_edges(gate)) for gate in gates] for gates in layers]
 
     @contextmanager
     def attached(self) -> Iterator[None]:
         """Hold the hooks on the model for the length of the block."""
-        handles = []
-        for index, block in enumerate(self.model.blocks):
-            assert isinstance(block, Block)
-            handles.append(block.attn.register_forward_pre_hook(self._attention_hook(index)))
-            handles.append(block.register_forward_hook(self._block_hook(index)))
-            for site, layers in self.gates.items():
-                for gate, stats in zip(_scored_gates(block, site), layers[index], strict=True):
-                    handles.append(gate.register_forward_pre_hook(self._gate_hook(stats)))
-        try:
+        with removing() as handles:
+            for index, block in enumerate(self.model.blocks):
+                assert isinstance(block, Block)
+                handles.append(block.attn.register_forward_pre_hook(self._attention_hook(index)))
+                handles.append(block.attn.g1.register_forward_hook(self._sdpa_hook(index)))
+                handles.append(block.attn.g2.register_forward_hook(self._value_hook(index)))
+                handles.append(block.attn.register_forward_hook(self._output_hook(index, "attn_output")))
+                handles.append(block.ffn_norm.register_forward_pre_hook(self._input_hook(index, "attn_residual")))
+                handles.append(block.ffn.register_forward_hook(self._output_hook(index, "ffn_output")))
+                handles.append(block.register_forward_hook(self._output_hook(index, "ffn_residual")))
+                for site, layers in self.gates.items():
+                    for gate, stats in zip(scored_gates(block, site), layers[index], strict=True):
+                        handles.append(gate.register_forward_pre_hook(self._gate_hook(stats)))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
+
+    @contextmanager
+    def attached_to_control(self) -> Iterator[None]:
+        """Hold the hooks that count SDPA output times the gate's mean, which a first pass has to find."""
+        with removing() as handles:
+            for index, block in enumerate(self.model.blocks):
+                assert isinstance(block, Block)
+                handles.append(block.attn.g1.register_forward_hook(self._control_hook(index)))
+            yield
 
     def _attention_hook(self, index: int) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
             assert isinstance(module, Attention)
-            x, cos, sin = args[:3]
-            q, k = module.queries_keys(x, cos, sin)
-            first = attention_to_first_keys(q, k)[..., 0].cpu().double()  # (B, H, T)
-            self.share[index] += first.mean(dim=-1).sum(dim=0)
-            self.share_excl[index] += first[..., 1:].mean(dim=-1).sum(dim=0)
+            q, k = module.queries_keys(*args[:3])
+            self.sinks.add(index, attention_to_first_keys(q, k, module.attend))
 
         return hook
 
-    def _block_hook(self, index: int) -> Any:
+    def _sdpa_hook(self, index: int) -> Any:
+        def hook(module: nn.Module, args: tuple[Tensor, Tensor], output: Tensor) -> None:
+            self.sdpa_output.add(index, "before", args[0])
+            self.sdpa_output.add(index, "after", output)
+
+        return hook
+
+    def _control_hook(self, index: int) -> Any:
+        means = [stats.mean for stats in self.gates["g1"][index]]
+
+        def hook(module: nn.Module, args: tuple[Tensor, Tensor], output: Tensor) -> None:
+            site, x = args
+            remaining = iter(means)
+            for gate in module.gates:  # type: ignore[union-attr]
+                assert isinstance(gate, Gate)
+                if gate.spec.source == "self":
+                    site = gate.forward(site, x)
+                    continue
+                with scores_replaced(gate, site.new_full((1,), next(remaining))):
+                    site = gate.forward(site, x)
+            self.sdpa_output.add(index, "mean_gate", site)
+
+        return hook
+
+    def _value_hook(self, index: int) -> Any:
+        def hook(module: nn.Module, args: tuple[Tensor, Tensor], output: Tensor) -> None:
+            self.values.add(index, args[0], output)
+
+        return hook
+
+    def _output_hook(self, index: int, quantity: str) -> Any:
+        place = QUANTITIES.index(quantity)
+
         def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            self.max_activation[index] = max(self.max_activation[index], float(output.abs().max()))
+            self.activations.add(index, place, output)
+
+        return hook
+
+    def _input_hook(self, index: int, quantity: str) -> Any:
+        place = QUANTITIES.index(quantity)
+
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            self.activations.add(index, place, args[0])
 
         return hook
 
@@ -217,23 +210,37 @@ class _Recorder:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
             assert isinstance(module, Gate)
             logits = module.logits(args[1]).float()
-            stats.add(module.scores(logits), logits)
+            scores = module.scores(logits)
+            scores = scores.expand(*args[1].shape[:2], -1, -1)  # a constant gate's count for every token
+            stats.add(scores, logits)
+            stats.add_first(scores)
 
         return hook
 
 
 @torch.no_grad()
 def probe(model: Transformer, inputs: NDArray[np.int64], *, batch_size: int, device: torch.device) -> ProbeResult:
-    """Run all probes on `inputs` (N, T), full windows without padding, in the dtype of the weights (fp32)."""
+    """Run all probes on `inputs` (N, T), full windows without padding, in the dtype of the weights (fp32).
+
+    A model with scores at G1 is passed twice: the control needs the mean gate first. Memory is linear in T.
+    """
     model.eval()
-    recorder = _Recorder(model)
-    with recorder.attached():
+    recorder = _Recorder(model, inputs.shape[1])
+
+    def forward() -> None:
         for start in range(0, len(inputs), batch_size):
-            model(torch.from_numpy(inputs[start : start + batch_size]).to(device))
+            model.hidden(torch.from_numpy(inputs[start : start + batch_size]).to(device))
+
+    with recorder.attached():
+        forward()
+    if "g1" in recorder.gates:
+        with recorder.attached_to_control():
+            forward()
     return ProbeResult(
-        share=(recorder.share / len(inputs)).numpy(),
-        share_excl=(recorder.share_excl / len(inputs)).numpy(),
-        max_activation=recorder.max_activation,
+        sinks=recorder.sinks,
+        activations=recorder.activations,
+        sdpa_output=recorder.sdpa_output,
+        values=recorder.values,
         gates=recorder.gates,
         n_tokens=int(inputs.size),
         seq_len=inputs.shape[1],

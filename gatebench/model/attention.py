@@ -65,15 +65,28 @@ def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
+def grouped(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, bool]:
+    """Return k and v (B, K or H, S, D) and SDPA's `enable_gqa` such that a fused kernel applies.
+
+    On CUDA no fused kernel takes fp32 with grouped heads: SDPA would fall back to the whole T x S map. There the KV
+    heads are repeated, which costs memory linear in S.
+    """
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1 and q.is_cuda and q.dtype == torch.float32 and not torch.is_autocast_enabled("cuda"):
+        return k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1), False
+    return k, v, groups > 1
+
+
 def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return softmax(q kᵀ / √D) v, causal: q (B, H, T, D), k and v (B, K, S, D) -> (B, H, T, D).
 
     Torch's fused kernels where they apply. With cached keys (S > T) the mask is aligned to the last key.
     """
+    k, v, enable_gqa = grouped(q, k, v)
     if q.shape[2] == k.shape[2]:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=enable_gqa)
     mask = causal_mask(q.shape[2], k.shape[2], q.device)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=enable_gqa)
 
 
 def attention_map(q: Tensor, k: Tensor) -> Tensor:

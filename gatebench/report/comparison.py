@@ -14,6 +14,7 @@ from typing import Any, Literal
 import pandas as pd
 from rich.console import Group
 
+from gatebench.config import SYNTHETIC_CORPORA
 from gatebench.errors import UserError
 from gatebench.report import rendering, wording
 from gatebench.report.flags import Flag, blocking_texts, comparison_flags
@@ -21,7 +22,9 @@ from gatebench.report.results import domains
 from gatebench.report.stats import ALPHA, DESCRIPTIVE, NO_SINK, Comparison, holm, judge, paired_comparison
 
 Family = Literal["primary", "domain", "probe"]
-Kind = Literal["perplexity", "bits", "share", "floor", "activation", "ratio", "score", "percent", "count", "speed"]
+Kind = Literal[
+    "perplexity", "bits", "nats", "share", "floor", "activation", "ratio", "score", "percent", "count", "speed"
+]
 
 SINK_EXCESS = 2.0
 """Below this multiple of the uniform floor the baseline has no sink that a gate could remove."""
@@ -133,7 +136,7 @@ def compare(
     flags = {name: tuple(comparison_flags(by_seed[baseline], by_seed[name], name)) for name in variants}
     rows = {name: [_row(metric, by_seed[baseline], by_seed[name], alpha) for metric in metrics] for name in variants}
     judged = _judged(rows, flags)
-    facts = _facts(runs, by_seed[baseline])
+    facts = run_facts(runs, by_seed[baseline])
     found = []
     for name in variants:
         item = VariantComparison(name, labels.get(name, name), tuple(judged[name]), flags[name], sentences=())
@@ -151,9 +154,18 @@ def compare(
 def table_metrics(frame: pd.DataFrame) -> list[Metric]:
     """The rows of the table for these runs, in printing order. Gate rows only when some run has a gate."""
     metrics = [Metric("avg_ppl", "Avg PPL", "perplexity", "primary")]
-    metrics += [Metric(f"ppl/{name}", f"PPL {name}", "perplexity", "domain") for name in domains(frame)]
+    if is_synthetic(frame):  # one domain, no bytes, and a floor that is known
+        metrics += [
+            Metric("excess_loss", "Excess loss (nats)", "nats", None),
+            Metric("excess_loss_copy", "  on copies", "nats", None),
+            Metric("excess_loss_other", "  elsewhere", "nats", None),
+            Metric("copy_accuracy", "Copy accuracy", "percent", None, lower_is_better=False),
+            Metric("entropy_floor", "Entropy floor (nats)", "floor", None),
+        ]
+    else:
+        metrics += [Metric(f"ppl/{name}", f"PPL {name}", "perplexity", "domain") for name in domains(frame)]
+        metrics.append(Metric("avg_bpb", "Bits per byte", "bits", None))
     metrics += [
-        Metric("avg_bpb", "Bits per byte", "bits", None),
         Metric("first_token_share", "First-token share", "share", "probe", floor="first_token_floor"),
         Metric("first_token_floor", "  uniform floor", "floor", None),
         Metric("first_token_excess", "  times the floor", "ratio", None),
@@ -173,6 +185,11 @@ def table_metrics(frame: pd.DataFrame) -> list[Metric]:
         Metric("tokens_per_s", "Tokens/s", "speed", None, lower_is_better=False),
     ]
     return metrics
+
+
+def is_synthetic(frame: pd.DataFrame) -> bool:
+    """Whether the runs read data whose true distribution is known (docs/sinks.md), and not text."""
+    return "excess_loss" in frame and bool(frame["corpus"].isin(SYNTHETIC_CORPORA).all())
 
 
 def _checked(frame: pd.DataFrame, baseline: str, variants: Sequence[str]) -> pd.DataFrame:
@@ -251,8 +268,11 @@ def _without_sink(row: MetricRow) -> bool:
     return row.metric.floor is not None and row.baseline_mean < SINK_EXCESS * row.floor
 
 
-def _facts(runs: pd.DataFrame, baseline: pd.DataFrame) -> dict[str, Any]:
-    """What the header states. A list where the runs differ, so that nothing is hidden by taking the first."""
+def run_facts(runs: pd.DataFrame, baseline: pd.DataFrame) -> dict[str, Any]:
+    """What a header states of a table's runs and those of its baseline.
+
+    A list where the runs differ, so that nothing is hidden by taking the first.
+    """
     done = runs[runs["status"] == "done"]
 
     def one_or_all(column: str, shown: Callable[[Any], Any] = lambda value: value) -> Any:

@@ -129,10 +129,11 @@ def first_token_share(
     figure = new_figure(PAGE_WIDTH * 0.75, 3.0)
     axes = figure.subplots()
     present = [name for name in probes if probes[name]]
+    spacing = min(0.12, 0.7 / max(1, len(present)))
     for index, name in enumerate(present):
         style = variant_style(name, baseline)
         by_seed = np.stack([found.first_token_share.mean(axis=1) for found in probes[name].values()])  # (S, L)
-        layers = np.arange(1, by_seed.shape[1] + 1) + 0.12 * (index - (len(present) - 1) / 2)
+        layers = np.arange(1, by_seed.shape[1] + 1) + spacing * (index - (len(present) - 1) / 2)
         color, marker = style.color, style.marker
         axes.plot(layers, by_seed.mean(axis=0), color=color, linestyle=style.linestyle)
         for values in by_seed:
@@ -266,4 +267,7 @@ def _draw_gate_panel(axes: Axes, scores: Mapping[int, GateProbe], layer: int, co
 
 def _legend_above(figure: Figure, axes: Axes) -> None:
     handles, words = axes.get_legend_handles_labels()
-    figure.legend(handles, words, loc="outside upper center", ncols=min(3, len(words)))
+    longest = max(map(len, words), default=1)
+    columns = max(1, min(3, len(words), int(figure.get_figwidth() * 18 / (longest + 5))))
+    figure.set_figheight(figure.get_figheight() + 0.17 * max(0, math.ceil(len(words) / columns) - 2))
+    figure.legend(handles, words, loc="outside upper center", ncols=columns)

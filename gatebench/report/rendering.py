@@ -47,11 +47,11 @@ def to_markdown(table: ComparisonTable) -> str:
     lines = [f"# {_names(table)} against {table.baseline_label}", ""]
     lines += [f"- {part}" for line in header_lines(table.facts) for part in line.split("; ")]
     if len(table.variants) > 1:
-        lines += ["", "## Avg PPL", "", *_markdown_table(*_overview(table))]
+        lines += ["", "## Avg PPL", "", *markdown_table(*_overview(table))]
     for item in table.variants:
         if len(table.variants) > 1:
             lines += ["", f"## {_title(table, item)}"]
-        lines += ["", *_markdown_table(_columns(table, item), list(_cells(item))), ""]
+        lines += ["", *markdown_table(_columns(table, item), list(_cells(item))), ""]
         for blocking, line in _flag_lines(item):
             lines.append(f"- {'**Blocks a verdict.** ' if blocking else 'Note: '}{line}.")
         if item.flags:
@@ -99,17 +99,19 @@ def to_dict(table: ComparisonTable) -> dict[str, Any]:
 
 def to_json(table: ComparisonTable) -> str:
     """:func:`to_dict` as indented text without NaN, ending in a newline."""
-    return json.dumps(_without_nan(to_dict(table)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(without_nan(to_dict(table)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write(table: ComparisonTable, directory: Path, stem: str) -> list[Path]:
     """Write the Markdown, CSV and JSON forms and return their paths."""
+    return write_forms(directory, stem, to_markdown(table), to_frame(table), to_json(table))
+
+
+def write_forms(directory: Path, stem: str, markdown: str, frame: pd.DataFrame, as_json: str) -> list[Path]:
+    """Write the three forms of a table as ``stem``.md, .csv and .json; the same table gives the same bytes."""
     directory.mkdir(parents=True, exist_ok=True)
-    texts = {
-        "md": to_markdown(table),
-        "csv": to_frame(table).to_csv(index=False, lineterminator="\n", float_format="%.10g"),
-        "json": to_json(table),
-    }
+    csv = frame.to_csv(index=False, lineterminator="\n", float_format="%.10g")
+    texts = {"md": markdown, "csv": csv, "json": as_json}
     paths = []
     for suffix, text in texts.items():
         path = directory / f"{stem}.{suffix}"
@@ -245,11 +247,13 @@ def _rich_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     return table
 
 
-def _markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, words_last: bool = True) -> list[str]:
+    """Lines of a table: the first column left, numbers right, and the last left where it holds words."""
+
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.strip().replace("|", "\\|") for cell in cells) + " |"
 
-    rule = "|---|" + "---:|" * (len(columns) - 2) + "---|"
+    rule = "|---|" + "---:|" * (len(columns) - 2) + ("---|" if words_last else "---:|")
     return [line(columns), rule, *(line(cells) for cells in rows)]
 
 
@@ -286,11 +290,12 @@ def _metric_dict(row: MetricRow) -> dict[str, Any]:
     return numbers
 
 
-def _without_nan(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
+    """The same nested value with None in place of every number that is not finite, as strict JSON wants it."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
+        return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_without_nan(item) for item in value]
+        return [without_nan(item) for item in value]
     return value

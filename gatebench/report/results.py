@@ -36,9 +36,9 @@ _WHOLE = (
 _FLAGS = ("bos", "compiled", "git_dirty")
 _REAL = (
     "flops_per_token", "final_train_loss", "avg_ppl", "avg_bpb", "micro_ppl", "first_token_share",
-    "first_token_share_excl", "first_token_floor", "first_token_floor_excl", "first_token_excess", "m_act", "gate_mean",
-    "gate_closed", "gate_open", "gate_abs_logit", "probe_tokens", "tokens_per_s", "train_wall_s", "diverged_step",
-    "eval_seq_len",
+    "first_token_share_excl", "first_token_floor", "first_token_floor_excl", "first_token_excess", "sink_rate", "m_act",
+    "gate_mean", "gate_closed", "gate_open", "gate_abs_logit", "probe_tokens", "tokens_per_s", "train_wall_s",
+    "diverged_step", "eval_seq_len",
 )  # fmt: skip
 
 COLUMNS = (
@@ -47,8 +47,9 @@ COLUMNS = (
     "vocab_size", "seq_len", "bos", "precision", "compiled", "device", "threads", "n_devices", "steps", "tokens",
     "data_hash", "curve_hash", "final_train_loss", "avg_ppl", "avg_bpb", "micro_ppl", "eval_seq_len",
     "first_token_share", "first_token_share_excl", "first_token_floor", "first_token_floor_excl", "first_token_excess",
-    "m_act", "gate_mean", "gate_closed", "gate_open", "gate_abs_logit", "probe_tokens", "tokens_per_s", "train_wall_s",
-    "started", "finished", "git_commit", "git_dirty", "machine", "torch_version", "gatebench_version", "schema",
+    "sink_rate", "m_act", "gate_mean", "gate_closed", "gate_open", "gate_abs_logit", "probe_tokens", "tokens_per_s",
+    "train_wall_s", "started", "finished", "git_commit", "git_dirty", "machine", "torch_version", "gatebench_version",
+    "schema",
 )  # fmt: skip
 """The columns of :func:`load` that every frame has, in order; ``<prefix>/<domain>`` columns and ``run_dir`` follow."""
 

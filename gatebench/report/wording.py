@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gatebench.config import SYNTHETIC_CORPORA
 from gatebench.report.flags import flag_text, seed_text
 from gatebench.report.stats import NO_SPREAD, Comparison, seeds_to_resolve
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 NOTHING = "-"
 """What stands where there is no number, as in the paper's tables."""
 
-_DECIMALS = {"bits": 4, "share": 4, "floor": 4, "activation": 1, "score": 3, "ratio": 2}
+_DECIMALS = {"bits": 4, "nats": 4, "share": 4, "floor": 4, "activation": 1, "score": 3, "ratio": 2}
 
 
 def number(value: float, kind: str, *, signed: bool = False, like: float | None = None) -> str:
@@ -166,7 +167,8 @@ def _sink_sentence(item: VariantComparison, baseline: str, facts: Mapping[str, A
         f"Sinks: {baseline}'s first-token share is {row.baseline_mean / row.floor:.2f} times the floor of uniform "
         f"attention, so there is no sink here that a gate could remove, and these runs say nothing about sinks"
     )
-    if isinstance(tokens, int) and tokens < 1e8:
+    on_text = facts["corpus"] not in SYNTHETIC_CORPORA
+    if on_text and isinstance(tokens, int) and tokens < 1e8:
         text += f"; at under 10^8 tokens (here {scale(tokens)}) real text usually grows none"
     return text + "."
 

@@ -28,6 +28,12 @@ class Job:
 
     config: RunConfig
     directory: Path
+    recipe: str
+    """Name or path, as a user gives it."""
+    overrides: tuple[str, ...] = ()
+    """Settings on top of the recipe, in the order in which they apply."""
+    label: str = ""
+    """What sets the run apart from others of its variant and seed."""
     process: subprocess.Popen[bytes] | None = None
     gpu: int | None = None
     exit_code: int | None = None
@@ -35,19 +41,19 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Variant and seed."""
-        return f"{self.config.variant} seed {self.config.seed}"
+        """Variant, seed, and what else sets the run apart."""
+        return " ".join(filter(None, (f"{self.config.variant} seed {self.config.seed}", self.label)))
 
     @property
     def done(self) -> bool:
         """Whether the run's summary is there."""
         return (self.directory / "summary.json").is_file()
 
-    def command(self, recipe: str, overrides: Sequence[str], threads: int) -> list[str]:
+    def command(self, threads: int) -> list[str]:
         """Return the command line that a user would type for this run."""
-        command = [sys.executable, "-m", "gatebench", "train", "--recipe", recipe, "--variant", self.config.variant]
-        command += ["--seed", str(self.config.seed), "--threads", str(threads)]
-        for override in overrides:
+        command = [sys.executable, "-m", "gatebench", "train", "--recipe", self.recipe]
+        command += ["--variant", self.config.variant, "--seed", str(self.config.seed), "--threads", str(threads)]
+        for override in self.overrides:
             command += ["--set", override]
         return [*command, "--out", str(self.directory)]
 
@@ -91,7 +97,7 @@ def local_slots(n_jobs: int, *, n_gpus: int, max_parallel: int | None = None) ->
     return Slots(n, max(1, cores // n), tuple(range(min(n, n_gpus))))
 
 
-def run_all(jobs: Sequence[Job], recipe: str, overrides: Sequence[str], slots: Slots, console: Console) -> list[Job]:
+def run_all(jobs: Sequence[Job], slots: Slots, console: Console) -> list[Job]:
     """Run every job that is not done; return those that failed. Ctrl-C stops what runs; what is saved resumes."""
     waiting = [job for job in jobs if not job.done]
     running: list[Job] = []
@@ -105,7 +111,7 @@ def run_all(jobs: Sequence[Job], recipe: str, overrides: Sequence[str], slots: S
             while waiting and len(running) < slots.n:
                 job = waiting.pop(0)
                 job.gpu = free_gpus.pop(0) if free_gpus else None
-                _start(job, recipe, overrides, slots.threads)
+                _start(job, slots.threads)
                 running.append(job)
             time.sleep(0.25)
             for job in list(running):
@@ -132,16 +138,14 @@ def run_all(jobs: Sequence[Job], recipe: str, overrides: Sequence[str], slots: S
     return [job for job in jobs if not job.done]
 
 
-def _start(job: Job, recipe: str, overrides: Sequence[str], threads: int) -> None:
+def _start(job: Job, threads: int) -> None:
     env = dict(os.environ, OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
     if job.gpu is not None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         env["CUDA_VISIBLE_DEVICES"] = visible[job.gpu] if job.gpu < len(visible) and visible[0] else str(job.gpu)
     job.directory.mkdir(parents=True, exist_ok=True)
     with open(job.directory / "log.txt", "ab") as log:
-        job.process = subprocess.Popen(
-            job.command(recipe, overrides, threads), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
+        job.process = subprocess.Popen(job.command(threads), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
 def _status(job: Job) -> str:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import lightning as L
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors.torch import save_model
 from torch import Tensor
 
 from gatebench.config import RunConfig
@@ -135,6 +138,63 @@ class ResumePoints(L.Callback):
                 os.replace(temporary, final)
                 for _, old in self.directory.resume_points()[2:]:
                     old.unlink()
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+class StopTogether(L.Callback):
+    """Ends every process of a run on several devices at SIGTERM, at once; what is on disk resumes as after any kill.
+
+    Lightning's handler starts a collective inside the signal handler, where the ranks wait for one another for ever.
+    A single process keeps that handler: it stops after the current batch.
+    """
+
+    def __init__(self, name: str, log: RunLog) -> None:
+        self.name = name
+        self.run_log = log
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Replace Lightning's handler, which stands by now."""
+        if trainer.world_size == 1:
+            return
+
+        def stop(signum: int, frame: FrameType | None) -> None:
+            launcher = trainer.strategy.launcher
+            if launcher is not None:
+                launcher.kill(signal.SIGKILL)
+            if trainer.is_global_zero:
+                step = f"step {trainer.global_step} of {trainer.max_steps}"
+                self.run_log(f"gatebench: {self.name}: stopped at {step}; run the same line again to go on")
+            os._exit(1)
+
+        signal.signal(signal.SIGTERM, stop)
+
+
+class Snapshots(L.Callback):
+    """Keeps a copy of the weights every `snapshot_every` steps, for probes over training; none at the last step."""
+
+    def __init__(self, config: RunConfig, directory: RunDirectory) -> None:
+        self.config = config
+        self.directory = directory
+        self._saved = -1
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Write `weights_<n>.safetensors` by rename. A resumed run writes again what it had, bit for bit."""
+        step, every = trainer.global_step, self.config.train.snapshot_every
+        if every is None or step % every or step in (0, self._saved) or step >= self.config.train.steps:
+            return
+        self._saved = step
+        if not trainer.is_global_zero:
+            return
+        assert isinstance(pl_module, LanguageModel)
+        final = self.directory.checkpoints / f"weights_{step:07d}.safetensors"
+        temporary = final.with_suffix(".tmp")
+        try:
+            save_model(pl_module.model, str(temporary))
+            os.replace(temporary, final)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise

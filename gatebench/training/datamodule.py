@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset
 
 from gatebench.config import RunConfig
-from gatebench.data.tokens import Corpus, TrainingWindows
+from gatebench.data.reading import DataSource, Windows, training_windows
 
 
 class MicroBatches(IterableDataset[dict[str, Any]]):
@@ -30,7 +30,7 @@ class MicroBatches(IterableDataset[dict[str, Any]]):
     share it.
     """
 
-    def __init__(self, windows: TrainingWindows, config: RunConfig, start: int, rank: int, world_size: int) -> None:
+    def __init__(self, windows: Windows, config: RunConfig, start: int, rank: int, world_size: int) -> None:
         self.windows = windows
         self.config = config
         self.start = start
@@ -58,15 +58,13 @@ def _bytes(ids: NDArray[np.int64]) -> bytes:
 
 
 class TokenData(L.LightningDataModule):
-    """Training windows of a corpus."""
+    """Training windows of a run's data."""
 
-    def __init__(self, config: RunConfig, corpus: Corpus) -> None:
+    def __init__(self, config: RunConfig, corpus: DataSource) -> None:
         super().__init__()
         self.config = config
-        # A window of the corpus is BOS + seq_len tokens: the model reads seq_len of them and predicts seq_len.
-        self.windows = TrainingWindows(
-            corpus, config.data.seq_len, bos=config.data.bos, seed=config.data_seed, mixture=config.data.mixture
-        )
+        # A window is BOS + seq_len tokens: the model reads seq_len of them and predicts seq_len.
+        self.windows = training_windows(corpus, config.data, config.data_seed)
 
     def train_dataloader(self) -> DataLoader[dict[str, Any]]:
         """Return a loader that begins at the trainer's current step."""

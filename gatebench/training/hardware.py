@@ -29,6 +29,15 @@ def resolve_accelerator(name: str) -> str:
     return {"gpu": "cuda"}.get(name, name)
 
 
+def check_devices(config: RunConfig, device: str) -> None:
+    """Refuse more devices than there are. Raises UserError."""
+    train = config.train
+    if device == "cuda" and train.devices > torch.cuda.device_count():
+        raise UserError(f"train.devices={train.devices}: legal here: 1 to {torch.cuda.device_count()} (CUDA devices)")
+    if device == "mps" and train.devices > 1:
+        raise UserError(f"train.devices={train.devices}: legal on MPS: 1")
+
+
 def resolve_precision(name: str, device: str) -> str:
     """Return `fp32` or `bf16`. `auto` takes bf16 mixed precision where the hardware multiplies bf16 natively.
 

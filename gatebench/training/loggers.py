@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,12 @@ def write_csv(directory: RunDirectory) -> None:
         write_atomic(directory.path / "metrics.csv", text.getvalue())
 
 
+def check(config: RunConfig) -> None:
+    """Refuse a logger whose package is missing. Raises UserError."""
+    if "wandb" in config.train.loggers and importlib.util.find_spec("wandb") is None:
+        raise UserError("train.loggers=['wandb']: package wandb is missing; pip install 'gatebench[wandb]'")
+
+
 def listeners(config: RunConfig, directory: RunDirectory, start_step: int) -> list[Listener]:
     """Return a function per configured logger that takes new metrics rows. Raises UserError for a missing package."""
     makers = {"csv": _csv, "tensorboard": _tensorboard, "wandb": _wandb}
@@ -45,10 +52,6 @@ def _tensorboard(config: RunConfig, directory: RunDirectory, start_step: int) ->
 
 
 def _wandb(config: RunConfig, directory: RunDirectory, start_step: int) -> Listener:
-    try:
-        import wandb  # noqa: F401
-    except ImportError:
-        raise UserError("train.loggers=['wandb']: package wandb is missing; pip install 'gatebench[wandb]'") from None
     from lightning.pytorch.loggers import WandbLogger
 
     logger = WandbLogger(

@@ -18,10 +18,13 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 
 import gatebench
 from gatebench.config import RunConfig
+from gatebench.data.reading import DataSource, open_data
+from gatebench.data.synthetic import BigramBackcopy
 from gatebench.data.tokens import Corpus
 from gatebench.errors import UserError
 from gatebench.model.accounting import Accounting, account
@@ -29,7 +32,7 @@ from gatebench.model.build import build_run_model
 from gatebench.model.transformer import Transformer
 from gatebench.paths import runs_dir
 from gatebench.training import hardware, loggers
-from gatebench.training.callbacks import MetricsWriter, ResumePoints, TrainingProgress
+from gatebench.training.callbacks import MetricsWriter, ResumePoints, Snapshots, StopTogether, TrainingProgress
 from gatebench.training.datamodule import TokenData
 from gatebench.training.module import LanguageModel
 from gatebench.training.rundir import RunDirectory, RunLog, disk_full_is_a_user_error, write_json
@@ -51,7 +54,7 @@ class Trained:
 
     config: RunConfig
     model: Transformer
-    corpus: Corpus
+    corpus: DataSource
     device: torch.device
     precision: str
     directory: RunDirectory
@@ -72,17 +75,26 @@ METRICS = (
         "first_token_floor_excl",
         "first_token_excess",
     ),
-    *("m_act", "gate_mean", "gate_closed", "gate_open", "gate_abs_logit", "probe_tokens"),
+    *("sink_rate", "m_act", "gate_mean", "gate_closed", "gate_open", "gate_abs_logit", "probe_tokens"),
 )
 DOMAIN_METRICS = ("ppl", "bpb", "nll", "eval_tokens")
-"""What an evaluation returns, the latter as `<metric>/<domain>`: null in the summary of a diverged run."""
+SYNTHETIC_METRICS = ("entropy_floor", "excess_loss", "excess_loss_copy", "excess_loss_other", "copy_accuracy")
+"""What an evaluation returns, the second as `<metric>/<domain>`, the third on synthetic data alone: null in the summary
+of a diverged run."""
 
 
-def prepare(config: RunConfig) -> tuple[RunConfig, Corpus, Accounting]:
+def metric_names(corpus: DataSource) -> list[str]:
+    """Return the names of everything that an evaluation on `corpus` measures."""
+    by_domain = [f"{name}/{domain}" for domain in corpus.domains for name in DOMAIN_METRICS]
+    return [*METRICS, *by_domain, *(SYNTHETIC_METRICS if isinstance(corpus, BigramBackcopy) else ())]
+
+
+def prepare(config: RunConfig) -> tuple[RunConfig, DataSource, Accounting]:
     """Return `config` tied to its corpus, that corpus, and the run's costs. Raises UserError for every mismatch."""
     costs = account(config)
-    hardware.resolve_accelerator(config.train.accelerator)
-    corpus = Corpus.open(config.data.corpus)
+    hardware.check_devices(config, hardware.resolve_accelerator(config.train.accelerator))
+    loggers.check(config)
+    corpus = open_data(config.data)
     if corpus.vocab_size != config.model.vocab_size:
         raise UserError(
             f"model.vocab_size={config.model.vocab_size}: corpus '{corpus.name}' has {corpus.vocab_size}; "
@@ -94,7 +106,8 @@ def prepare(config: RunConfig) -> tuple[RunConfig, Corpus, Accounting]:
             f"the run has {str(config.corpus_fingerprint)[:12]}); legal: a new run, or the corpus as it was"
         )
     TokenData(config, corpus)  # refuses a length or a mixture that the corpus cannot give
-    _check_heldout(config, corpus)
+    if isinstance(corpus, Corpus):
+        _check_heldout(config, corpus)
     return config.model_copy(update={"corpus_fingerprint": corpus.fingerprint}), corpus, costs
 
 
@@ -152,7 +165,7 @@ def is_first_process() -> bool:
 
 
 def _train(
-    config: RunConfig, corpus: Corpus, costs: Accounting, directory: RunDirectory, evaluate: Evaluate
+    config: RunConfig, corpus: DataSource, costs: Accounting, directory: RunDirectory, evaluate: Evaluate
 ) -> dict[str, Any]:
     started = datetime.now(UTC)
     accelerator = hardware.resolve_accelerator(config.train.accelerator)
@@ -165,8 +178,7 @@ def _train(
     )
     diverged: int | None = None
     compiled = False
-    if directory.weights.is_file():
-        load_model(model, directory.weights)
+    if directory.weights.is_file() and _load_weights(model, directory):
         record = _read_environment(directory)
         compiled = bool(record and record[-1]["compiled"])
     else:
@@ -177,9 +189,7 @@ def _train(
         return {}
     hardware.uncompile_blocks(model)
     model = model.to(device).eval()
-    metrics: dict[str, Any] = dict.fromkeys(
-        (*METRICS, *(f"{name}/{d}" for d in corpus.domains for name in DOMAIN_METRICS))
-    )
+    metrics: dict[str, Any] = dict.fromkeys(metric_names(corpus))
     if diverged is None:
         try:
             metrics = evaluate(Trained(config, model, corpus, device, precision, directory))
@@ -202,7 +212,7 @@ def _compile(config: RunConfig, model: Transformer, device: torch.device, precis
 
 
 def _fit(
-    config: RunConfig, corpus: Corpus, directory: RunDirectory, model: Transformer, accelerator: str, precision: str
+    config: RunConfig, corpus: DataSource, directory: RunDirectory, model: Transformer, accelerator: str, precision: str
 ) -> int | None:
     """Train to the last step and save the weights; return the step at which the run diverged, if it did."""
     quieten_lightning()
@@ -223,7 +233,13 @@ def _fit(
         max_steps=config.train.steps,
         max_epochs=-1,
         min_epochs=0,
-        callbacks=[metrics, points, TrainingProgress(config, directory.name, metrics, log)],
+        callbacks=[
+            metrics,
+            points,
+            Snapshots(config, directory),
+            TrainingProgress(config, directory.name, metrics, log),
+            StopTogether(directory.name, log),
+        ],
         default_root_dir=directory.path,
         logger=False,
         enable_checkpointing=False,
@@ -252,6 +268,16 @@ def _fit(
             temporary.unlink(missing_ok=True)
             raise
     return None
+
+
+def _load_weights(model: Transformer, directory: RunDirectory) -> bool:
+    """Load the trained weights; where a crash damaged their file, say so and return False: training goes on."""
+    try:
+        load_model(model, directory.weights)
+    except SafetensorError as error:
+        RunLog(directory)(f"{directory.weights}: cannot be read ({error}); going back to a checkpoint")
+        return False
+    return True
 
 
 def _newest_readable(directory: RunDirectory, log: RunLog) -> tuple[Path | None, int]:
@@ -305,7 +331,7 @@ def curve_hash(losses: list[float | None]) -> str:
 
 def _summary(
     config: RunConfig,
-    corpus: Corpus,
+    corpus: DataSource,
     costs: Accounting,
     directory: RunDirectory,
     diverged: int | None,

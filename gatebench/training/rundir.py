@@ -20,11 +20,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gatebench import config as configs
-from gatebench.config import RunConfig
+from gatebench import recipes
+from gatebench.config import RunConfig, differences
 from gatebench.errors import UserError
 
 _CHECKPOINT = re.compile(r"step_(\d+)\.ckpt")
+_SNAPSHOT = re.compile(r"weights_(\d+)\.safetensors")
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -61,8 +62,8 @@ class RunDirectory:
     def claim(self, config: RunConfig) -> None:
         """Create the directory for `config`, or check that it is its own. Raises UserError naming what differs."""
         if self.config.is_file():
-            theirs = configs.run_from_yaml(self.config.read_text(encoding="utf-8"), str(self.config))
-            differing = configs.differences(config, theirs)
+            theirs = recipes.run_from_yaml(self.config.read_text(encoding="utf-8"), str(self.config))
+            differing = differences(config, theirs)
             if differing:
                 more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
                 raise UserError(
@@ -80,7 +81,7 @@ class RunDirectory:
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_atomic(self.config, configs.to_yaml(config))
+            write_atomic(self.config, recipes.to_yaml(config))
         except OSError as error:
             raise UserError(
                 f"run directory '{self.path}': cannot be made ({error.strerror}); legal: another --out"
@@ -102,11 +103,18 @@ class RunDirectory:
 
     def resume_points(self) -> list[tuple[int, Path]]:
         """Return (step, file) of the checkpoints to resume from, newest first."""
+        return self._numbered(_CHECKPOINT)[::-1]
+
+    def snapshots(self) -> list[tuple[int, Path]]:
+        """Return (step, file) of the copies of the weights that were kept along the way, oldest first."""
+        return self._numbered(_SNAPSHOT)
+
+    def _numbered(self, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
         found = []
-        for path in self.checkpoints.glob("step_*.ckpt"):
-            if match := _CHECKPOINT.fullmatch(path.name):
+        for path in self.checkpoints.iterdir() if self.checkpoints.is_dir() else ():
+            if match := pattern.fullmatch(path.name):
                 found.append((int(match[1]), path))
-        return sorted(found, reverse=True)
+        return sorted(found)
 
     def metrics_rows(self) -> list[dict[str, Any]]:
         """Return the complete rows of `metrics.jsonl`; a line cut short by a kill is left out."""

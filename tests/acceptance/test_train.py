@@ -59,7 +59,7 @@ def test_without_json_standard_output_is_empty_and_the_figures_are_messages(
 def test_a_diverged_run_is_a_result_with_exit_0(call: Call, tmp_path: Path, tiny_recipe: str) -> None:
     """A learning rate of 1e38 overflows the weights within two steps."""
     words = ("train", "--recipe", tiny_recipe, "--variant", "baseline", "--set", "optim.lr=1e38", "--threads", "1")
-    status, output, messages = call(*words, "--json")
+    status, output, _ = call(*words, "--json")
     summary: dict[str, Any] = json.loads(output)
     assert status == 0 and summary["status"] == "diverged"
     assert summary["diverged_step"] == summary["steps"] <= 5

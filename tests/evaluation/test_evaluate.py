@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from gatebench.config import make_run
 from gatebench.data.tokens import Corpus
 from gatebench.errors import UserError
 from gatebench.evaluation.evaluate import evaluate, full_windows
 from gatebench.model.build import build_run_model
+from gatebench.recipes import make_run
 from gatebench.training.run import DOMAIN_METRICS, METRICS, NonFiniteLoss, Trained
 from gatebench.training.rundir import RunDirectory
 

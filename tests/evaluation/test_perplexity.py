@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,8 @@ def test_every_held_out_token_is_scored_once(corpus: Corpus, bos: bool) -> None:
     for domain in corpus.domains:
         offsets = corpus.documents("heldout", domain)
         expected = []
-        for first, end in zip(offsets[:-1], offsets[1:], strict=True):
-            expected += corpus.tokens("heldout", domain, int(first) + (not bos), int(end) - 1).tolist()
+        for first, end in pairwise(offsets.tolist()):
+            expected += corpus.tokens("heldout", domain, first + (not bos), end - 1).tolist()
         assert scores[domain].tokens == len(expected)
         assert scores[domain].n_bytes == int(corpus.token_bytes[expected].sum())
 
@@ -114,8 +115,8 @@ def test_bytes_are_those_of_the_text(corpus: Corpus) -> None:
     for domain in corpus.domains:
         offsets = corpus.documents("heldout", domain)
         texts = [
-            corpus.tokenizer().decode(corpus.tokens("heldout", domain, int(first), int(end) - 1).tolist())
-            for first, end in zip(offsets[:-1], offsets[1:], strict=True)
+            corpus.tokenizer().decode(corpus.tokens("heldout", domain, first, end - 1).tolist())
+            for first, end in pairwise(offsets.tolist())
         ]
         assert scores[domain].n_bytes == sum(len(text.encode()) for text in texts)
 

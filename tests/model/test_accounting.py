@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from gatebench import variants
-from gatebench.config import ModelConfig, make_run
+from gatebench.config import ModelConfig
 from gatebench.errors import UserError
 from gatebench.model import accounting
 from gatebench.model.accounting import account, match_ffn, total_params
 from gatebench.model.transformer import Transformer
 from gatebench.paths import project_root
+from gatebench.recipes import make_run
 from tests.model.shapes import TINY, shape
 
 TABLE_1 = ModelConfig(n_layers=24, d_model=2048, n_heads=32, n_kv_heads=4, head_dim=128, ffn_dim=768, vocab_size=151936)
@@ -149,9 +150,10 @@ def built_final(config: ModelConfig, name: str) -> int:
 
 
 def test_without_matching_the_ffn_stays() -> None:
-    costs = account(make_run("quick", "g1_headwise", 0, ["model.n_heads=4", "model.n_kv_heads=2"]))
+    shape = ["model.n_layers=3", "model.d_model=64", "model.n_heads=4", "model.n_kv_heads=2"]
+    costs = account(make_run("quick", "g1_headwise", 0, shape))
     assert costs.model.ffn_dim == make_run("quick", "baseline").model.ffn_dim
-    assert costs.added == 4 * 192 * 4
+    assert costs.added == 3 * 64 * 4
 
 
 def test_a_gate_larger_than_the_ffn_cannot_be_matched() -> None:

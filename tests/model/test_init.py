@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gatebench.config import ModelConfig, make_run
+from gatebench.config import ModelConfig
 from gatebench.model.build import build_model, build_run_model
 from gatebench.model.init import parameter_generator
+from gatebench.recipes import make_run
 from tests.model.shapes import TINY, build, token_ids
 
 

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from gatebench import variants
-from gatebench.config import make_run, recipe_names
 from gatebench.model.accounting import account
 from gatebench.model.transformer import Transformer
+from gatebench.recipes import make_run, recipe_names
 
 
 @pytest.mark.parametrize("recipe", recipe_names())

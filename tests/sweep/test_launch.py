@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,11 +42,11 @@ def job(tmp_path: Path, tiny_recipe: str, monkeypatch: pytest.MonkeyPatch) -> Ma
     """job(what, seed): a job whose program is a stub that ends as `what` says."""
     kinds: dict[Path, str] = {}
 
-    def command(self: Job, recipe: str, overrides: Sequence[str], threads: int) -> list[str]:
+    def command(self: Job, threads: int) -> list[str]:
         return [sys.executable, "-S", "-c", STUB, str(self.directory), kinds[self.directory]]
 
     def make(what: str, seed: int = 0) -> Job:
-        made = Job(tiny_config(tiny_recipe, seed=seed), tmp_path / f"{what}-s{seed}")
+        made = Job(tiny_config(tiny_recipe, seed=seed), tmp_path / f"{what}-s{seed}", "tiny")
         kinds[made.directory] = what
         return made
 
@@ -64,9 +64,11 @@ def started_alone(job: Job) -> bool:
 
 
 def test_a_job_is_the_command_that_a_user_would_type(tmp_path: Path, tiny_recipe: str) -> None:
-    job = Job(tiny_config(tiny_recipe, variant="g1_headwise", seed=3), tmp_path / "run")
-    command = job.command("quick", ["optim.lr=1e-3", "train.steps=20"], 2)
-    expected = "-m gatebench train --recipe quick --variant g1_headwise --seed 3 --threads 2 --set optim.lr=1e-3 --set train.steps=20"
+    settings = ("optim.lr=1e-3", "train.steps=20")
+    job = Job(tiny_config(tiny_recipe, variant="g1_headwise", seed=3), tmp_path / "run", "quick", settings)
+    command = job.command(2)
+    expected = "-m gatebench train --recipe quick --variant g1_headwise --seed 3 --threads 2"
+    expected += " --set optim.lr=1e-3 --set train.steps=20"
     assert command == [sys.executable, *expected.split(), "--out", str(tmp_path / "run")]
 
 
@@ -97,7 +99,7 @@ def test_done_runs_are_skipped_and_the_rest_is_done(job: MakeJob) -> None:
     jobs[1].directory.mkdir()
     (jobs[1].directory / "summary.json").write_text('{"status": "done"}', encoding="utf-8")
     output, text = console()
-    assert run_all(jobs, "tiny", [], Slots(2, 1), output) == []
+    assert run_all(jobs, Slots(2, 1), output) == []
     assert [started_alone(job) for job in jobs] == [True, False, True]
     assert all(job.done for job in jobs)
     assert "baseline seed 0: done" in text.getvalue() and "baseline seed 1" not in text.getvalue()
@@ -106,7 +108,7 @@ def test_done_runs_are_skipped_and_the_rest_is_done(job: MakeJob) -> None:
 def test_a_failure_is_reported_with_the_last_line_of_its_log_and_stops_no_other(job: MakeJob) -> None:
     jobs = [job("fail"), job("done", 1)]
     output, text = console()
-    failed = run_all(jobs, "tiny", [], Slots(1, 1), output)
+    failed = run_all(jobs, Slots(1, 1), output)
     assert failed == [jobs[0]] and jobs[0].exit_code == 1 and jobs[1].done
     assert "baseline seed 0: failed (exit 1): gatebench: model.head_dim=7: must be even" in text.getvalue()
     assert "baseline seed 1: done" in text.getvalue()
@@ -114,14 +116,14 @@ def test_a_failure_is_reported_with_the_last_line_of_its_log_and_stops_no_other(
 
 def test_a_diverged_run_is_a_result(job: MakeJob) -> None:
     output, text = console()
-    assert run_all([job("diverge")], "tiny", [], Slots(1, 1), output) == []
+    assert run_all([job("diverge")], Slots(1, 1), output) == []
     assert "baseline seed 0: diverged" in text.getvalue()
 
 
 def test_threads_and_gpus_reach_the_run(job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     jobs = [job("done", seed) for seed in range(3)]
-    run_all(jobs, "tiny", [], Slots(2, 3, (0, 1)), console()[0])
+    run_all(jobs, Slots(2, 3, (0, 1)), console()[0])
     seen = [json.loads((job.directory / "environment").read_text(encoding="utf-8")) for job in jobs]
     assert [environment["OMP_NUM_THREADS"] for environment in seen] == ["3"] * 3
     assert [environment["CUDA_VISIBLE_DEVICES"] for environment in seen[:2]] == ["4", "6"]
@@ -138,7 +140,7 @@ def test_no_more_than_the_slots_run_at_once(job: MakeJob, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(launch, "_start", counted)
     jobs = [job("done", seed) for seed in range(4)]
-    run_all(jobs, "tiny", [], Slots(2, 1), console()[0])
+    run_all(jobs, Slots(2, 1), console()[0])
     assert max(running) <= 2
 
 
@@ -157,14 +159,14 @@ def test_ctrl_c_stops_the_runs_that_are_going(job: MakeJob) -> None:
 
     threading.Thread(target=press, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        run_all(jobs, "tiny", [], Slots(2, 1), console()[0])
+        run_all(jobs, Slots(2, 1), console()[0])
     pids = [int((job.directory / "pid").read_text(encoding="utf-8")) for job in jobs[:2]]
     assert not any(pid_alive(pid) for pid in pids)
     assert not started_alone(jobs[2]) and not any(job.done for job in jobs)
 
 
 def test_progress_reads_only_complete_rows(tmp_path: Path, tiny_recipe: str) -> None:
-    job = Job(tiny_config(tiny_recipe), tmp_path)
+    job = Job(tiny_config(tiny_recipe), tmp_path, "tiny")
     assert job.last_row() is None and job.last_message() == "no message"
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"ste', encoding="utf-8")
     assert job.last_row() == {"step": 2}
@@ -175,7 +177,7 @@ def test_progress_reads_only_complete_rows(tmp_path: Path, tiny_recipe: str) -> 
 def test_a_terminal_sees_a_table_of_runs(job: MakeJob) -> None:
     jobs = [job("done", 0), job("fail", 1)]
     text = io.StringIO()
-    run_all(jobs, "tiny", [], Slots(1, 1), Console(file=text, width=160, force_terminal=True))
+    run_all(jobs, Slots(1, 1), Console(file=text, width=160, force_terminal=True))
     output = Console(file=io.StringIO(), width=160)
     output.print(launch._table(jobs, 3.0))
     table = output.file.getvalue()  # type: ignore[attr-defined]

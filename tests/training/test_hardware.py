@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 
 from gatebench.errors import UserError
 from gatebench.training import hardware
-from tests.training.tiny_run import RunTiny, start, train_command
+from tests.training.tiny_run import RunTiny, start, tiny_config, train_command
 
 
 def test_auto_compiles_on_cuda_only() -> None:
@@ -34,6 +35,23 @@ def test_auto_takes_bf16_where_the_cpu_multiplies_it(
 def test_a_gpu_that_is_not_here_is_refused(tmp_path: Path, run_tiny: RunTiny) -> None:
     with pytest.raises(UserError, match=r"train.accelerator='gpu': .* legal here: auto, cpu"):
         run_tiny(tmp_path / "run", "train.accelerator=gpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_more_devices_than_there_are_are_refused(tiny_recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    two = tiny_config(tiny_recipe, "train.devices=2")
+    hardware.check_devices(two, "cpu")
+    with pytest.raises(UserError, match=r"train.devices=2: legal here: 1 to 1 \(CUDA devices\)"):
+        hardware.check_devices(two, "cuda")
+
+
+def test_a_logger_whose_package_is_missing_is_refused_before_anything_is_written(
+    tmp_path: Path, run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"package wandb is missing; pip install 'gatebench\[wandb\]'"):
+        run_tiny(tmp_path / "run", "train.loggers=[wandb]")
     assert not (tmp_path / "run").exists()
 
 

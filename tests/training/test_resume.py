@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from gatebench.config import make_run
 from gatebench.errors import UserError
 from gatebench.evaluation.evaluate import evaluate
+from gatebench.recipes import make_run
 from gatebench.training import run as run_module
 from gatebench.training.callbacks import MetricsWriter
 from gatebench.training.run import run
@@ -123,6 +123,25 @@ def test_a_run_killed_between_training_and_its_summary_only_evaluates(
     assert (tmp_path / "run" / "checkpoints" / "model.safetensors").is_file()
     monkeypatch.setattr(run_module, "_fit", lambda *args: pytest.fail("trained again"))
     assert run_tiny(tmp_path / "run")["attempts"] == 1
+    assert_same_result(tmp_path / "run", reference)
+
+
+def test_damaged_weights_are_trained_again_from_the_newest_checkpoint(
+    tmp_path: Path,
+    tiny_recipe: str,
+    run_tiny: RunTiny,
+    reference: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def dying(trained: Any) -> dict[str, Any]:
+        raise Killed
+
+    with pytest.raises(Killed):
+        run(make_run(tiny_recipe, "g1_headwise", 0), dying, out=tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "model.safetensors").write_bytes(b"")
+    run_tiny(tmp_path / "run")
+    messages = capsys.readouterr().err
+    assert "model.safetensors: cannot be read" in messages and "resumed after step 15" in messages
     assert_same_result(tmp_path / "run", reference)
 
 

@@ -16,8 +16,9 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from gatebench.config import RunConfig, make_run
+from gatebench.config import RunConfig
 from gatebench.evaluation.evaluate import evaluate
+from gatebench.recipes import make_run
 from gatebench.training.run import run
 from tests.tiny_corpus import build_tiny_corpus
 

@@ -1,0 +1,92 @@
+"""What `gatebench probe` left in a run's folder `probe`, read back as arrays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gatebench.errors import UserError
+
+FOLDER = "probe"
+SITES = ("g1", "g2", "g3", "g4", "g5")
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class ProbedRun:
+    """One run's probes. Arrays are those of docs/results.md."""
+
+    run: str
+    variant: str
+    seed: int
+    summary: dict[str, Any]
+    """The flat figures of `probes.json`."""
+    arrays: Arrays
+    checkpoints: Arrays = field(default_factory=dict)
+    """Arrays over training, steps first, with `step` (S,); empty where not asked for."""
+    effects: list[dict[str, Any]] = field(default_factory=list)
+    """Rows of `interventions.json`; empty where not asked for."""
+    maps: Arrays = field(default_factory=dict)
+    """`maps` (layers, H, T, T) and `layers`, from 1; empty where not asked for."""
+
+    @property
+    def sites(self) -> list[str]:
+        """Gate sites with scores."""
+        return [site for site in SITES if f"gate_{site}_mean" in self.arrays]
+
+
+def load(run_dir: str | Path) -> ProbedRun:
+    """Read one run's folder `probe`. Raises UserError where there is none or a file cannot be read."""
+    folder = Path(run_dir) / FOLDER
+    if not (folder / "probes.json").is_file():
+        raise UserError(f"{folder}: no probes here; legal: a run that `gatebench probe` has measured")
+    summary = _json(folder / "probes.json")
+
+    def of_this_context(name: str) -> dict[str, Any]:
+        """What an earlier call left of another length or corpus is not shown beside these probes."""
+        content = _json(folder / name)
+        same = all(content.get(key) == summary[key] for key in ("seq_len", "corpus_fingerprint"))
+        return content if same else {}
+
+    return ProbedRun(
+        run=str(summary["run"]),
+        variant=str(summary["variant"]),
+        seed=int(summary["seed"]),
+        summary=summary,
+        arrays=_arrays(folder / "probes.npz"),
+        checkpoints=_arrays(folder / "checkpoints.npz") if of_this_context("checkpoints.json") else {},
+        effects=of_this_context("interventions.json").get("effects", []),
+        maps=_arrays(folder / "attention_maps.npz"),
+    )
+
+
+def by_variant(runs: Sequence[ProbedRun], baseline: str = "baseline") -> dict[str, list[ProbedRun]]:
+    """Group runs by variant, the baseline first, then in the order given; seeds in order."""
+    groups: dict[str, list[ProbedRun]] = {}
+    for run in sorted(runs, key=lambda run: run.variant != baseline):
+        groups.setdefault(run.variant, []).append(run)
+    return {name: sorted(found, key=lambda run: run.seed) for name, found in groups.items()}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON ({error}); run `gatebench probe` on the run again") from None
+    return content
+
+
+def _arrays(path: Path) -> Arrays:
+    if not path.is_file():
+        return {}
+    with np.load(path) as archive:
+        return {name: np.asarray(archive[name]) for name in archive.files}

@@ -1,0 +1,187 @@
+"""Studies: variants x recipe overrides x seeds, a YAML file each in `ablations/`. Imports no torch."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
+
+from gatebench import paper, variants
+from gatebench.config import RunConfig, Section, one_line
+from gatebench.errors import UserError, nearest
+from gatebench.paths import project_root
+from gatebench.recipes import make_run, parse_yaml
+
+
+class OverridesConfig(Section):
+    """What a study changes of its recipe."""
+
+    set: list[str] = Field(default_factory=list)
+    """Settings of every run, as on the command line: `section.key=value`."""
+    grid: dict[str, list[Any]] = Field(default_factory=dict)
+    """Lists of values by `section.key`. Every combination of them is run with every variant and seed."""
+
+    @field_validator("grid")
+    @classmethod
+    def _each_value_once(cls, grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        for key, values in grid.items():
+            if not values:
+                raise ValueError(f"overrides.grid: '{key}' has no values; legal: a list of one or more")
+            words = [_setting(key, value) for value in values]
+            if twice := sorted({word for word in words if words.count(word) > 1}):
+                raise ValueError(f"overrides.grid: {twice[0]} stands twice; legal: each value once")
+        return grid
+
+
+class Combination(NamedTuple):
+    """One way in which a study sets up its recipe."""
+
+    overrides: tuple[str, ...]
+    """All settings on top of the recipe, in the order in which they apply."""
+    label: str
+    """Those of the grid and the command line, joined by a space; empty where there are none."""
+
+
+class Cell(NamedTuple):
+    """What tells one run of a study from the others."""
+
+    seed: int
+    combination: Combination
+    variant: str
+
+
+class Study(Section):
+    """Variants under one recipe, compared with one baseline over the same seeds."""
+
+    description: str = ""
+    """What the study asks, in a sentence or two."""
+    recipe: str
+    """A recipe of `experiments/`, or the path of one."""
+    baseline: str = "baseline"
+    """The variant that the others are compared with; always run, whether `variants` names it or not."""
+    variants: list[str] = Field(min_length=1)
+    """Names, globs (`g1_*`), rows of a table of the paper (`table:4`) or groups (`group:sparsity`)."""
+    overrides: OverridesConfig = Field(default_factory=OverridesConfig)
+    """What is changed of the recipe, fixed or as a grid."""
+    seeds: list[int] = Field(default_factory=lambda: [0, 1, 2], min_length=1)
+    """A list of seeds, or a number N for the seeds 0 .. N-1. One seed gives no verdict."""
+    tables: list[int] = Field(default_factory=list)
+    """Tables of the paper to print with our numbers beside its own; without any, the comparison with the baseline."""
+
+    _name: str = PrivateAttr("")
+    _settings: tuple[str, ...] = PrivateAttr(())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_of_seeds(cls, content: Any) -> Any:
+        """Read `seeds: 3` as [0, 1, 2]."""
+        seeds = content.get("seeds") if isinstance(content, dict) else None
+        if isinstance(seeds, int) and not isinstance(seeds, bool):
+            if seeds < 1:
+                raise ValueError(f"seeds={seeds}: must be 1 or more, or a list of seeds")
+            return {**content, "seeds": list(range(seeds))}
+        return content
+
+    @model_validator(mode="after")
+    def _legal(self) -> Study:
+        if wrong := [seed for seed in self.seeds if seed < 0]:
+            raise ValueError(f"seeds={wrong[0]}: must be 0 or more")
+        if twice := sorted({seed for seed in self.seeds if self.seeds.count(seed) > 1}):
+            raise ValueError(f"seeds={twice[0]}: stands twice; legal: each seed once")
+        if unknown := [table for table in self.tables if table not in paper.TABLES]:
+            raise ValueError(f"tables={unknown[0]}: not in the paper; legal: {', '.join(map(str, paper.TABLES))}")
+        return self
+
+    @property
+    def name(self) -> str:
+        """Stem of the study's file, and its folder below `results/`; empty for one made on the fly."""
+        return self._name
+
+    def changed(self, *, n_seeds: int | None = None, settings: tuple[str, ...] | list[str] = ()) -> Study:
+        """Return the study on the seeds 0 .. n_seeds - 1, with more `section.key=value` settings applied last."""
+        study = self.model_copy(update={} if n_seeds is None else {"seeds": list(range(n_seeds))})
+        study._settings = (*self._settings, *settings)
+        return study
+
+    def variant_names(self) -> list[str]:
+        """Return the canonical names, each once: the baseline, then the others in the order of `variants`."""
+        with self._named():
+            names = [variants.get(self.baseline).name]
+            names += [variant.name for pattern in self.variants for variant in variants.select(pattern)]
+        return list(dict.fromkeys(names))
+
+    def combinations(self) -> list[Combination]:
+        """Return every combination of the grid, the last key changing fastest; one where there is no grid."""
+        by_key = [[_setting(key, value) for value in values] for key, values in self.overrides.grid.items()]
+        found = []
+        for chosen in itertools.product(*by_key):
+            apart = (*chosen, *self._settings)
+            found.append(Combination((*self.overrides.set, *apart), " ".join(apart)))
+        return found
+
+    def cells(self) -> list[Cell]:
+        """Return the runs by what tells them apart: by seed first, so that a seed's pairs are complete early."""
+        names, combinations = self.variant_names(), self.combinations()
+        return [Cell(*cell) for cell in itertools.product(self.seeds, combinations, names)]
+
+    def runs(self) -> list[RunConfig]:
+        """Return the configuration of every cell, in the order of :meth:`cells`.
+
+        Raises UserError, with the study's name where it has one, for a variant or a setting that is not legal.
+        """
+        made: dict[tuple[Combination, str], RunConfig] = {}
+        found = []
+        for seed, combination, variant in self.cells():
+            if (combination, variant) not in made:
+                with self._named():
+                    made[combination, variant] = make_run(self.recipe, variant, seed, combination.overrides)
+            found.append(made[combination, variant].model_copy(update={"seed": seed}))
+        return found
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Begin every UserError inside with the study's name."""
+        try:
+            yield
+        except UserError as error:
+            raise UserError(f"study '{self.name}': {error}" if self.name else str(error)) from None
+
+
+def study_names() -> list[str]:
+    """Return the names of the studies in `ablations/`."""
+    return sorted(path.stem for path in (project_root() / "ablations").glob("*.yaml"))
+
+
+def load_study(name: str) -> Study:
+    """Return the study `name` (of `ablations/`, or a path ending in .yaml). Raises UserError for any mistake in it."""
+    is_path = name.endswith((".yaml", ".yml"))
+    path = Path(name) if is_path else project_root() / "ablations" / f"{name}.yaml"
+    if not path.is_file():
+        names = study_names()
+        known = nearest(name, names) if names else f"there are none in {path.parent}"
+        raise UserError(f"study '{name}': not found; {known}")
+    content = parse_yaml(path.read_text(encoding="utf-8"), str(name))
+    if not isinstance(content, dict):
+        raise UserError(f"study '{name}': must be a mapping of {', '.join(Study.model_fields)}")
+    try:
+        study = Study.model_validate(content)
+    except ValidationError as error:
+        raise UserError(f"study '{name}': {one_line(error, Study)}") from None
+    study._name = path.stem
+    return study
+
+
+def _setting(key: str, value: Any) -> str:
+    """Return `key=value` such that reading it back as an override gives `value`."""
+    if isinstance(value, str):
+        try:
+            plain = parse_yaml(value, key) == value
+        except UserError:
+            plain = False
+        return f"{key}={value if plain else json.dumps(value)}"
+    return f"{key}={json.dumps(value)}"

@@ -1,0 +1,87 @@
+"""Spread, extremes and the first token's score of gates; mean, sparsity and histograms are in test_probes.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gatebench.evaluation.gate_scores import GateStats, gate_arrays, gate_spread, gate_summary
+from gatebench.evaluation.probes import probe
+from tests.model.shapes import build, token_ids
+
+CPU = torch.device("cpu")
+
+
+def test_half_at_0_and_half_at_0_6_has_mean_and_deviation_0_3_and_is_half_closed() -> None:
+    stats = GateStats()
+    stats.add(torch.tensor([0.0, 0.6]).repeat(50), torch.zeros(100))
+    assert (stats.mean, stats.std) == (pytest.approx(0.3), pytest.approx(0.3))
+    assert (stats.minimum, stats.maximum) == (0.0, pytest.approx(0.6))
+    assert stats.closed_share == 0.5 and stats.open_share == 0.0
+    summary = gate_summary({"g1": [[stats]]})
+    assert (summary["gate_mean"], summary["gate_closed"]) == (pytest.approx(0.3), 0.5)
+
+
+def test_batches_add_up_to_what_one_batch_gives() -> None:
+    scores = torch.rand(7, 5, 2, 3, generator=torch.Generator().manual_seed(0))
+    whole, parts = GateStats(), GateStats()
+    whole.add(scores, scores)
+    for part in scores.split(2):
+        parts.add(part, part)
+    for name in ("n", "mean", "std", "minimum", "maximum", "closed_share", "mean_abs_logit"):
+        assert getattr(parts, name) == pytest.approx(getattr(whole, name)), name
+    assert whole.std == pytest.approx(float(scores.double().std(correction=0)))
+
+
+def test_equal_scores_have_no_deviation() -> None:
+    stats = GateStats()
+    stats.add(torch.full((1000,), 0.1), torch.zeros(1000))
+    assert stats.std == pytest.approx(0.0, abs=1e-7)
+
+
+def test_the_first_token_has_a_mean_of_its_own() -> None:
+    """One where the others are zero, over four tokens: 1 and 1/4."""
+    stats = GateStats()
+    scores = torch.zeros(2, 4, 3, 1)
+    scores[:, 0] = 1.0
+    stats.add(scores, scores)
+    stats.add_first(scores)
+    assert (stats.first_mean, stats.mean) == (1.0, 0.25)
+
+
+def test_a_first_token_of_its_own_kind_is_found_in_a_model() -> None:
+    """Token 0 embeds as e_0, all others as e_1; the gate reads -40 from e_0 (after the norm: x sqrt 24) and 0 else."""
+    model = build("g2_headwise")
+    ids = token_ids(2, 10).numpy() % 5 + 1
+    ids[:, 0] = 0
+    with torch.no_grad():
+        model.embed.weight[:] = torch.eye(24)[1]
+        model.embed.weight[0] = torch.eye(24)[0]
+        for block in model.blocks:
+            block.attn.o_proj.weight.zero_()
+            block.ffn.down_proj.weight.zero_()
+            gate = block.attn.g2.gates[0]
+            gate.proj.weight.zero_()
+            gate.proj.weight[:, 0] = -40.0
+    result = probe(model, ids, batch_size=2, device=CPU)
+    assert result.details()["gate_first"] == pytest.approx(0.0, abs=1e-6)
+    assert result.summary()["gate_mean"] == pytest.approx(0.45)  # nine tokens of ten at one half
+    arrays = result.arrays()
+    assert arrays["value_norm_first"].max() < 1e-6 < arrays["value_norm_raw_first"].min()
+
+
+def test_arrays_have_a_row_a_layer() -> None:
+    result = probe(build("g1_headwise+g2_elementwise"), token_ids(2, 9).numpy(), batch_size=2, device=CPU)
+    arrays = gate_arrays(result.gates)
+    for site in ("g1", "g2"):
+        for name in ("mean", "std", "min", "max", "closed", "open", "abs_logit", "first"):
+            assert arrays[f"gate_{site}_{name}"].shape == (2,)
+        assert (arrays[f"gate_{site}_min"] <= arrays[f"gate_{site}_mean"]).all()
+        assert (arrays[f"gate_{site}_mean"] <= arrays[f"gate_{site}_max"]).all()
+        assert (arrays[f"gate_{site}_std"] > 0).all()
+        assert np.isfinite(arrays[f"gate_{site}_first"]).all()
+
+
+def test_without_gates_there_is_no_spread() -> None:
+    assert gate_spread({}) == {"gate_std": None, "gate_min": None, "gate_max": None, "gate_first": None}

@@ -1,0 +1,263 @@
+"""Studies: what a file may say, which runs it means, and what of them is done."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gatebench import variants
+from gatebench.errors import UserError
+from gatebench.paths import project_root
+from gatebench.recipes import parse_yaml
+from gatebench.report.tables import check_available
+from gatebench.sweep.plan import cost, plan, train_seconds
+from gatebench.sweep.study import Study, load_study, study_names
+
+SINK_ROWS = [
+    "baseline",
+    "g1_elementwise",
+    "g1_headwise",
+    "g1_elementwise_shared",
+    "g2_elementwise",
+    "g1_elementwise_input_independent",
+    "g1_elementwise_ns_sigmoid",
+]
+
+
+def write(folder: Path, text: str, name: str = "mine") -> str:
+    path = folder / f"{name}.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def refusal(folder: Path, text: str) -> str:
+    """The one line with which a study is refused, on reading or on making its runs."""
+    with pytest.raises(UserError) as error:
+        load_study(write(folder, text)).runs()
+    message = str(error.value)
+    assert "\n" not in message and message.startswith("study '")
+    return message
+
+
+# --- the studies that are shipped
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_every_shipped_study_is_short_says_what_it_asks_and_dry_runs(name: str) -> None:
+    study = load_study(name)
+    lines = (project_root() / "ablations" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    assert len(lines) < 30 and len(study.description) > 20
+    check_available(study.tables)
+    names = study.variant_names()
+    runs = study.runs()
+    assert len(runs) == len(names) * len(study.seeds) * len(study.combinations())
+    assert len({run.fingerprint for run in runs}) == len(runs)
+    for planned in plan(study):
+        assert cost(planned).n_params > 0
+
+
+def test_the_sink_study_runs_table_4_and_three_more_on_three_seeds() -> None:
+    study = load_study("sinks")
+    assert study.variant_names() == [*SINK_ROWS, "g2_headwise", "g5_elementwise", "g1_rmsnorm"]
+    assert {v.name for v in variants.select("table:4")} == set(SINK_ROWS)
+    assert (study.recipe, study.seeds, study.tables, study.name) == ("sink_lab", [0, 1, 2], [4], "sinks")
+
+
+# --- what a study means
+
+
+def test_runs_come_seed_by_seed_with_the_baseline_first() -> None:
+    study = Study(recipe="quick", variants=["g1_headwise", "g2_headwise"], seeds=[3, 1])
+    assert [(run.seed, run.variant) for run in study.runs()] == [
+        *((3, "baseline"), (3, "g1_headwise"), (3, "g2_headwise")),
+        *((1, "baseline"), (1, "g1_headwise"), (1, "g2_headwise")),
+    ]
+
+
+def test_variants_may_be_names_globs_tables_and_groups_and_count_once(tmp_path: Path) -> None:
+    text = "recipe: quick\nbaseline: g1_headwise\n"
+    text += "variants: [g1_input_independent, 'table:4', g1_headwise+g2_headwise, 'g3_headwise*', 'group:sharing']\n"
+    names = load_study(write(tmp_path, text)).variant_names()
+    assert names[:3] == ["g1_headwise", "g1_elementwise_input_independent", "baseline"]
+    assert len(names) == len(set(names))
+    assert set(SINK_ROWS) <= set(names)
+    assert {"g1_headwise+g2_headwise", "g3_headwise_silu", "g2_elementwise_shared"} <= set(names)
+
+
+def test_a_number_of_seeds_counts_from_zero(tmp_path: Path) -> None:
+    text = "recipe: quick\nvariants: [g1_headwise]\n"
+    assert load_study(write(tmp_path, text)).seeds == [0, 1, 2]
+    assert load_study(write(tmp_path, text + "seeds: 2\n")).seeds == [0, 1]
+    assert load_study(write(tmp_path, text + "seeds: [5, 2]\n")).seeds == [5, 2]
+
+
+def test_a_grid_is_every_combination_on_top_of_the_fixed_settings(tmp_path: Path) -> None:
+    text = """
+recipe: quick
+variants: [g1_headwise]
+overrides:
+  set: [train.steps=100]
+  grid:
+    optim.lr: [1e-3, 3e-3]
+    optim.grad_clip: [null, 1]
+seeds: 1
+"""
+    study = load_study(write(tmp_path, text))
+    labels = [combination.label for combination in study.combinations()]
+    assert labels == [
+        "optim.lr=0.001 optim.grad_clip=null",
+        "optim.lr=0.001 optim.grad_clip=1",
+        "optim.lr=0.003 optim.grad_clip=null",
+        "optim.lr=0.003 optim.grad_clip=1",
+    ]
+    assert study.combinations()[1].overrides == ("train.steps=100", "optim.lr=0.001", "optim.grad_clip=1")
+    runs = study.runs()
+    assert [(r.variant, r.optim.lr, r.optim.grad_clip) for r in runs[::2]] == [
+        *(("baseline", 0.001, None), ("baseline", 0.001, 1.0), ("baseline", 0.003, None), ("baseline", 0.003, 1.0)),
+    ]
+    assert {run.train.steps for run in runs} == {100}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("optim.lr", 1e-5),
+        ("train.compile", "off"),
+        ("data.corpus", "true"),
+        ("data.corpus", "a: b"),
+        ("data.bos", False),
+        ("train.loggers", ["csv"]),
+        ("data.mixture", {"code": 0.5, "law": 0.5}),
+    ],
+)
+def test_grid_values_reach_the_recipe_unchanged(key: str, value: object) -> None:
+    study = Study.model_validate(
+        {"recipe": "quick", "variants": ["g1_headwise"], "overrides": {"grid": {key: [value]}}}
+    )
+    (setting,) = study.combinations()[0].overrides
+    assert parse_yaml(setting.partition("=")[2], key) == value
+
+
+def test_changes_of_the_command_line_apply_last_and_leave_the_study_alone(tmp_path: Path) -> None:
+    text = "recipe: quick\nvariants: [g1_headwise]\noverrides: {set: [optim.lr=1e-3]}\n"
+    study = load_study(write(tmp_path, text))
+    changed = study.changed(n_seeds=1, settings=["optim.lr=2e-3"])
+    assert changed.name == "mine" and changed.seeds == [0] and {run.optim.lr for run in changed.runs()} == {0.002}
+    assert changed.combinations()[0] == (("optim.lr=1e-3", "optim.lr=2e-3"), "optim.lr=2e-3")
+    assert study.seeds == [0, 1, 2] and {run.optim.lr for run in study.runs()} == {0.001}
+
+
+def test_runs_equal_those_that_train_makes_one_by_one() -> None:
+    from gatebench.recipes import make_run
+
+    study = Study.model_validate(
+        {"recipe": "quick", "variants": ["g1_headwise"], "overrides": {"set": ["optim.lr=1e-3"]}, "seeds": 2}
+    )
+    assert study.runs()[3] == make_run("quick", "g1_headwise", 1, ["optim.lr=1e-3"])
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("variants: [g1_headwise]", ("recipe",)),
+        ("recipe: quick", ("variants",)),
+        ("recipe: quick\nvariants: []", ("variants=[]", "at least 1")),
+        ("recipe: quick\nvariants: [g1_headwise]\nseed: 3", ("key 'seed' is unknown", "did you mean seeds")),
+        ("recipe: quick\nvariants: [g1_headwise]\nname: x", ("key 'name' is unknown",)),
+        ("recipe: quick\nvariants: [g1_headwize]", ("g1_headwize", "g1_headwise")),
+        ("recipe: quick\nvariants: ['g9_*']", ("g9_*", "matches no registered variant")),
+        ("recipe: quick\nvariants: ['table:2']", ("table '2'", "1, 3, 4")),
+        ("recipe: quack\nvariants: [g1_headwise]", ("recipe 'quack'", "quick")),
+        ("recipe: quick\nvariants: [g1_headwise]\nbaseline: basline", ("basline", "baseline")),
+        ("recipe: quick\nvariants: [g1_headwise]\nseeds: 0", ("seeds=0", "1 or more")),
+        ("recipe: quick\nvariants: [g1_headwise]\nseeds: [0, -1]", ("seeds=-1", "0 or more")),
+        ("recipe: quick\nvariants: [g1_headwise]\nseeds: [1, 1]", ("seeds=1", "twice")),
+        ("recipe: quick\nvariants: [g1_headwise]\nseeds: true", ("seeds=true",)),
+        ("recipe: quick\nvariants: [g1_headwise]\nseeds: many", ("seeds='many'",)),
+        ("recipe: quick\nvariants: [g1_headwise]\ntables: [8]", ("tables=8", "1, 2, 3, 4, 5, 6, 7")),
+        ("recipe: quick\nvariants: [g1_headwise]\noverrides: {sett: []}", ("overrides.sett", "did you mean set?")),
+        ("recipe: quick\nvariants: [g1_headwise]\noverrides: {set: [optim.lr]}", ("'optim.lr'", "key=value")),
+        ("recipe: quick\nvariants: [g1_headwise]\noverrides: {grid: {optim.lr: 1}}", ("grid", "list")),
+        ("recipe: quick\nvariants: [g1_headwise]\noverrides: {grid: {optim.lr: []}}", ("'optim.lr' has no values",)),
+        ("recipe: quick\nvariants: [g1_headwise]\noverrides: {grid: {optim.lr: [1, 1]}}", ("optim.lr=1", "twice")),
+        ("recipe: quick\nvariants: [g1_headwise]\noverrides: {grid: {optim.lrr: [1]}}", ("lrr", "did you mean lr?")),
+        ("recipe: quick\nvariants: [g1_headwise]\noverrides: {grid: {optim.lr: [-1]}}", ("optim.lr", "greater than 0")),
+        ("- quick", ("must be a mapping of description, recipe",)),
+    ],
+)
+def test_a_wrong_study_is_refused_in_one_line(tmp_path: Path, text: str, said: tuple[str, ...]) -> None:
+    message = refusal(tmp_path, text)
+    for part in said:
+        assert part in message
+
+
+def test_an_unknown_study_names_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"study .sink.: not found; did you mean sinks\?"):
+        load_study("sink")
+    monkeypatch.setenv("GATEBENCH_ROOT", str(tmp_path))
+    with pytest.raises(UserError, match="study 'sinks': not found; there are none in"):
+        load_study("sinks")
+
+
+def test_a_line_that_is_no_yaml_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"mine\.yaml line 3"):
+        load_study(write(tmp_path, "recipe: quick\nvariants: [g1_headwise\n"))
+
+
+# --- the plan
+
+
+def test_the_plan_reads_what_is_done_from_files_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GATEBENCH_RUNS", str(tmp_path))
+    study = Study(recipe="sink_lab", variants=["g1_headwise"], seeds=[0, 1])
+    before = plan(study)
+    assert [run.status for run in before] == ["missing"] * 4
+    assert not list(tmp_path.iterdir())
+    directories = [run.directory for run in before]
+    assert all(directory is not None for directory in directories)
+    for directory, status in zip(directories[:2], ("done", "diverged"), strict=True):
+        assert directory is not None
+        directory.mkdir(parents=True)
+        (directory / "summary.json").write_text(json.dumps({"status": status, "train_wall_s": 40.0}), encoding="utf-8")
+    assert directories[2] is not None
+    directories[2].mkdir(parents=True)
+    (directories[2] / "config.yaml").write_text("seed: 1\n", encoding="utf-8")
+    after = plan(study)
+    assert [run.status for run in after] == ["done", "diverged", "begun", "missing"]
+    assert [run.finished for run in after] == [True, True, False, False]
+    assert train_seconds(after) == [40.0, 40.0]
+
+
+def test_a_corpus_that_is_not_built_leaves_every_run_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GATEBENCH_CACHE", str(tmp_path))
+    runs = plan(Study(recipe="quick", variants=["g1_headwise"], seeds=[0]))
+    assert [(run.status, run.directory) for run in runs] == [("missing", None)] * 2
+
+
+def test_costs_are_those_of_the_accounting() -> None:
+    study = Study.model_validate(
+        {"recipe": "sink_lab", "variants": ["g1_headwise"], "seeds": 1, "overrides": {"set": ["train.steps=1000"]}}
+    )
+    baseline, gated = plan(study)
+    data, train = baseline.config.data, baseline.config.train
+    assert baseline.tokens == gated.tokens == 1000 * train.batch_size * data.seq_len
+    model = baseline.config.model
+    added = model.n_layers * model.d_model * model.n_heads
+    assert cost(gated).n_params - cost(baseline).n_params == added
+    assert cost(gated).flops - cost(baseline).flops == 6 * added * gated.tokens
+
+
+def test_a_summary_that_cannot_be_read_is_left_to_the_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GATEBENCH_RUNS", str(tmp_path))
+    study = Study(recipe="sink_lab", variants=["g1_headwise"], seeds=[0])
+    directory = plan(study)[0].directory
+    assert directory is not None
+    directory.mkdir(parents=True)
+    (directory / "summary.json").write_text("{", encoding="utf-8")
+    runs = plan(study)
+    assert [run.status for run in runs] == ["done", "missing"] and train_seconds(runs) == [0.0]
