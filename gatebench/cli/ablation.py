@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gatebench.cli.output import stdout_console
 from gatebench.cli.train import Overrides, Recipe
 
 
@@ -62,9 +63,9 @@ def ablation(
     files = table.write(out)
     files += figures.write(frame, names[0], chosen, labels, out / "figures")
     if as_json:
-        print(table.to_json())
+        sys.stdout.write(table.to_json())
     else:
-        Console().print(table.to_rich())
+        stdout_console().print(table.to_rich())
     print_written(console, files)
     for run in planned:
         print(f"  {run.directory}/", file=sys.stderr)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gatebench.cli.output import stdout_console
 from gatebench.cli.train import Overrides, Recipe
 
 _VARIANTS = ["baseline", "g1_headwise", "g1_elementwise"]
@@ -80,4 +81,4 @@ def bench(
             f"{row['compile_s']:.1f}",
             str(row["steps"]),
         )
-    Console().print(table)
+    stdout_console().print(table)

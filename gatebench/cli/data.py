@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gatebench.cli.output import stdout_console
 from gatebench.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from gatebench.data.tokens import Corpus
 
 app = typer.Typer(help="Build a corpus, and look at one.", no_args_is_help=True)
@@ -89,7 +88,7 @@ def build(
     if as_json:
         typer.echo(json.dumps({"path": str(path), "built": built, **_summary(corpus)}, indent=1, ensure_ascii=False))
         return
-    console = _console()
+    console = stdout_console()
     if built:
         console.print(_domain_table(corpus))
         seconds = corpus.manifest["seconds"]
@@ -117,7 +116,7 @@ def info(
         facts = {"path": str(opened.path), **_summary(opened), "samples": excerpts}
         typer.echo(json.dumps(facts, indent=1, ensure_ascii=False))
         return
-    console = _console()
+    console = stdout_console()
     console.print(_domain_table(opened))
     console.print(_source_table(opened))
     console.print(f"Dropped: {_dropped(opened)} (documents; by source with --json).\n")
@@ -163,12 +162,6 @@ class _Progress:
     def __exit__(self, *_: object) -> None:
         if self._status:
             self._status.stop()
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console()
 
 
 def _domain_table(corpus: Corpus) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from gatebench.cli.output import stdout_console
 
 
 def probe(
@@ -72,8 +73,6 @@ def probe(
     opened = [open_run(path) for path in run_dirs]
     found = [run_probes(trained, request, log=lambda line: print(line, file=sys.stderr)) for trained in opened]
 
-    from rich.console import Console
-
     from gatebench.report import intervention_table, probe_files
 
     runs = [probe_files.load(path) for path in run_dirs]
@@ -89,8 +88,7 @@ def probe(
         content = {"runs": found, "interventions": intervention_table.to_dicts(table), "files": [str(f) for f in files]}
         print(json.dumps(content, indent=1))
     else:
-        narrow = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-        console = Console(width=120 if narrow else None)
+        console = stdout_console()
         console.print(_overview(found, "Sinks and activations, against uniform attention (floor)", SINK_COLUMNS))
         console.print(_overview(found, "SDPA output and gates, means over layers", OUTPUT_COLUMNS))
         if every_checkpoint:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 import zlib
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from gatebench.cli.output import stdout_console
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +41,7 @@ def plan(study: StudyName, seeds: Seeds = None, settings: Settings = [], as_json
     if as_json:
         print(json.dumps(_plan_facts(loaded, runs), indent=2, ensure_ascii=False))
         return
-    console = _console()
+    console = stdout_console()
     console.print(_plan_table(loaded, runs))
     console.print(_plan_sentence(runs))
 
@@ -76,7 +77,7 @@ def sweep(
         print(json.dumps({"study": loaded.name, "combinations": found}, indent=2, ensure_ascii=False, allow_nan=False))
     else:
         for part in shown:
-            _console().print(part)
+            stdout_console().print(part)
     print_written(console, files)
 
 
@@ -108,13 +109,6 @@ def print_written(console: Console, files: Sequence[Path]) -> None:
     console.print("written:", style="bold")
     for file in files:
         print(f"  {file}", file=sys.stderr)
-
-
-def _console() -> Console:
-    """Return a console on standard output; where that is no terminal, lines are wide enough not to break."""
-    from rich.console import Console
-
-    return Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160)
 
 
 def folder_name(label: str) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gatebench.cli.output import stdout_console
 from gatebench.cli.train import Overrides, Recipe
 from gatebench.errors import UserError
 
@@ -178,7 +177,7 @@ def _print_list(found: list[Variant], table: int | None) -> None:
         scores = "; ".join(gate.score_shape for gate in variant.gates)
         tables = " ".join(f"{number}.{row}" for number, row in variant.tables.items())
         grid.add_row(variant.name, does, scores, variant.group, tables)
-    _console().print(grid, markup=False)
+    stdout_console().print(grid, markup=False)
     Console(stderr=True).print(
         f"{len(found)} variants. `gatebench show NAME` tells more; tables are table.row of the paper.", highlight=False
     )
@@ -191,7 +190,7 @@ def _override_words(variant: Variant) -> str:
 def _print_show(facts: dict[str, Any]) -> None:
     from rich.markup import escape
 
-    console = _console()
+    console = stdout_console()
     console.print(f"[bold]{facts['name']}[/]  {escape(facts['label'])}")
     console.print(escape(facts["reason"]))
     if facts["aliases"]:
@@ -226,13 +225,6 @@ def _paper_grid(number: int, rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         grid.add_row(*(str(row.get(column, "")) for column in columns))
     return grid
-
-
-def _console() -> Console:
-    """Return a console on standard output; where that is no terminal, lines are wide enough not to break."""
-    from rich.console import Console
-
-    return Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160)
 
 
 def _print_costs(console: Console, facts: dict[str, Any]) -> None:

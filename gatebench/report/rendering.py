@@ -17,13 +17,10 @@ from rich.text import Text
 
 from gatebench.report.flags import flag_text
 from gatebench.report.stats import DESCRIPTIVE, NO_SINK, ONE_SEED
-from gatebench.report.wording import NOTHING, header_lines, number, p_value
+from gatebench.report.wording import MAX_SEEDS_SHOWN, NOTHING, header_lines, number, p_value
 
 if TYPE_CHECKING:
     from gatebench.report.comparison import ComparisonTable, MetricRow, VariantComparison
-
-MAX_SEEDS_SHOWN = 4
-"""With more seeds a cell shows the range of the differences; CSV and JSON always have each."""
 
 _SHORT_REASON = {ONE_SEED: "one seed", NO_SINK: "no sink"}
 _NAME_WIDTH = 14

@@ -13,6 +13,9 @@ from gatebench.report.stats import NO_SPREAD, Comparison, seeds_to_resolve
 if TYPE_CHECKING:
     from gatebench.report.comparison import MetricRow, VariantComparison
 
+MAX_SEEDS_SHOWN = 4
+"""With more seeds a cell shows the range of the differences; CSV and JSON always have each."""
+
 NOTHING = "-"
 """What stands where there is no number, as in the paper's tables."""
 
@@ -94,6 +97,10 @@ def sentences(
     """The verdict on one variant in plain words, one sentence or two each."""
     comparison = item.primary.comparison
     yield _verdict_sentence(item, baseline, alpha)
+    if 2 <= comparison.n <= MAX_SEEDS_SHOWN:
+        pairs = zip(comparison.seeds, comparison.differences, strict=True)
+        listed = ", ".join(f"{_difference(item.primary, value)} at seed {seed}" for seed, value in pairs)
+        yield f"Pair by pair: {listed}."
     if comparison.n >= 2 and comparison.resolvable > 0:
         yield _resolution_sentence(item)
     by_domain = _domain_sentence(item)
