@@ -42,7 +42,7 @@ def test_its_summary_adds_what_a_known_process_allows(short_run: Path) -> None:
     assert names <= summary.keys() and names == set(metric_names(source))
     assert summary["corpus"] == "bigram_backcopy" and summary["vocab_size"] == config.model.vocab_size == 68
     assert summary["corpus_fingerprint"] == config.corpus_fingerprint == source.fingerprint
-    assert summary["entropy_floor"] == pytest.approx(2.39848, abs=1e-5)
+    assert summary["entropy_floor"] == source.entropy_floor(config.data.seq_len, bos=True).overall
     assert 0 < summary["excess_loss_other"] < summary["excess_loss"] < summary["excess_loss_copy"]
     measured = summary["nll/bigram_backcopy"] - summary["entropy_floor"]
     assert summary["excess_loss"] == pytest.approx(measured, abs=0.1)  # 1,024 tokens
