@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
+import zlib
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from gatebench.cli.output import stdout_console
+from gatebench.cli.sweep import folder_name, load_runs, print_written, train_study
 from gatebench.cli.train import Overrides, Recipe
+
+_LONGEST_FOLDER = 200
 
 
 def ablation(
@@ -46,8 +51,6 @@ def ablation(
 
     from rich.console import Console
 
-    from gatebench.cli.sweep import load_runs, print_written, train_study
-
     console = Console(stderr=True)
     planned = train_study(study, console, max_parallel)
 
@@ -58,8 +61,8 @@ def ablation(
     labels = {name: registry.get(name).label for name in names}
     frame = load_runs(planned, study.combinations()[0])
     table = comparison.compare(frame, names[0], chosen, labels)
-    stem = "+".join(chosen) if len(chosen) <= 2 else f"{len(chosen)}_variants"
-    out = project_root() / "results" / "ablation" / planned[0].config.recipe / stem
+    folder = comparison_folder(names[0], chosen, overrides)
+    out = project_root() / "results" / "ablation" / planned[0].config.recipe / folder
     files = table.write(out)
     files += figures.write(frame, names[0], chosen, labels, out / "figures")
     if as_json:
@@ -69,3 +72,14 @@ def ablation(
     print_written(console, files)
     for run in planned:
         print(f"  {run.directory}/", file=sys.stderr)
+
+
+def comparison_folder(baseline: str, chosen: Sequence[str], overrides: Sequence[str] = ()) -> str:
+    """Return the folder's name for a comparison, another for every other one: its variants, settings and baseline."""
+    listed = ",".join(chosen)
+    name = listed if len(chosen) <= 2 else f"{len(chosen)}_variants-{zlib.crc32(listed.encode()):08x}"
+    if overrides:
+        name += f"-{folder_name(' '.join(overrides))}"
+    if baseline != "baseline":
+        name += f"-vs-{baseline}"
+    return name if len(name) <= _LONGEST_FOLDER else f"{name[:_LONGEST_FOLDER]}-{zlib.crc32(name.encode()):08x}"

@@ -26,7 +26,9 @@ def train(
 ) -> None:
     """Train one run, or resume it, or find it done. Killed at any moment, the same line resumes it bit for bit."""
     from gatebench.recipes import make_run
+    from gatebench.sweep.launch import die_with_launcher
 
+    die_with_launcher()
     config = make_run(recipe, variant, seed, overrides)  # refuse bad input before torch is loaded
     from gatebench.evaluation.evaluate import evaluate
     from gatebench.training.run import InterruptedRun, prepare, run, run_directory

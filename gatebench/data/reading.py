@@ -37,12 +37,20 @@ def training_windows(source: DataSource, data: DataConfig, seed: int) -> Windows
 
 
 def heldout_windows(
-    source: DataSource, domain: str, seq_len: int, *, bos: bool = True, max_tokens: int | None = None
+    source: DataSource,
+    domain: str,
+    seq_len: int,
+    *,
+    bos: bool = True,
+    max_tokens: int | None = None,
+    full_only: bool = False,
 ) -> HeldoutWindows:
     """Return held-out windows of a domain, at least `max_tokens` targets of them where there are so many.
+
+    With `full_only` only windows without padding; there may be none.
 
     Raises UserError as the function of the source's kind does.
     """
     if isinstance(source, BigramBackcopy):
-        return synthetic_heldout_windows(source, domain, seq_len, bos=bos, max_tokens=max_tokens)
-    return corpus_heldout_windows(source, domain, seq_len, bos=bos, max_tokens=max_tokens)
+        return synthetic_heldout_windows(source, domain, seq_len, bos=bos, max_tokens=max_tokens, full_only=full_only)
+    return corpus_heldout_windows(source, domain, seq_len, bos=bos, max_tokens=max_tokens, full_only=full_only)

@@ -212,9 +212,17 @@ class SyntheticWindows:
 
 
 def synthetic_heldout_windows(
-    process: BigramBackcopy, domain: str, seq_len: int, *, bos: bool = True, max_tokens: int | None = None
+    process: BigramBackcopy,
+    domain: str,
+    seq_len: int,
+    *,
+    bos: bool = True,
+    max_tokens: int | None = None,
+    full_only: bool = False,
 ) -> HeldoutWindows:
     """Return the first held-out windows, all full: as many as hold `max_tokens` targets. The same for every run.
+
+    `full_only` leaves nothing out here: no window has padding.
 
     Raises:
         UserError: unknown domain, seq_len < 1, or max_tokens missing or < 1.

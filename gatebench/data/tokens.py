@@ -352,13 +352,20 @@ class HeldoutWindows:
 
 
 def heldout_windows(
-    corpus: Corpus, domain: str, seq_len: int, *, bos: bool = True, max_tokens: int | None = None
+    corpus: Corpus,
+    domain: str,
+    seq_len: int,
+    *,
+    bos: bool = True,
+    max_tokens: int | None = None,
+    full_only: bool = False,
 ) -> HeldoutWindows:
     """Cut a domain's held-out documents into windows of `seq_len`, each document on its own, the last one padded.
 
     Every token of a document but its EOS is scored exactly once (with `bos=False` its first token is not scored).
     With `max_tokens`, windows are taken in a fixed pseudo-random order over all (document, window) pairs, so that
     many documents are represented, until at least that many targets are scored; nothing depends on a batch size.
+    With `full_only` windows with padding are left out before any is taken; where all have some, N is 0.
 
     Raises:
         UserError: unknown domain, seq_len < 1, max_tokens < 1, or no held-out text.
@@ -379,8 +386,10 @@ def heldout_windows(
         raise UserError(f"domain {domain!r} of corpus {corpus.name!r} has no held-out text to score")
     first = starts[document] + window * seq_len
     count = np.minimum(scored[document] - window * seq_len, seq_len)
-    if max_tokens is not None:
-        order = KeyedPermutation(len(document), "heldout windows", domain)(np.arange(len(document)))
+    if full_only:
+        first, count = first[count == seq_len], count[count == seq_len]
+    if max_tokens is not None and len(first):
+        order = KeyedPermutation(len(first), "heldout windows", domain)(np.arange(len(first)))
         enough = int(np.searchsorted(np.cumsum(count[order]), max_tokens)) + 1
         chosen = np.sort(order[:enough])
         first, count = first[chosen], count[chosen]

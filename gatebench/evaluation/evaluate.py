@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from gatebench.data.reading import DataSource, heldout_windows
 from gatebench.data.synthetic import BigramBackcopy
-from gatebench.data.tokens import IGNORED_TARGET
 from gatebench.errors import UserError
 from gatebench.evaluation.perplexity import domain_scores, summarize
 from gatebench.evaluation.probes import probe
@@ -30,8 +29,7 @@ def full_windows(corpus: DataSource, seq_len: int, *, bos: bool, n_tokens: int) 
     """
     found = []
     for domain in corpus.domains:
-        windows = heldout_windows(corpus, domain, seq_len, bos=bos, max_tokens=8 * n_tokens)
-        full = windows.inputs[(windows.targets != IGNORED_TARGET).all(axis=1)]
+        full = heldout_windows(corpus, domain, seq_len, bos=bos, max_tokens=8 * n_tokens, full_only=True).inputs
         found.append(full[np.random.Generator(np.random.Philox(0)).permutation(len(full))])
     wanted = max(1, n_tokens // seq_len)
     chosen = [windows[row] for row in range(max(map(len, found))) for windows in found if row < len(windows)]

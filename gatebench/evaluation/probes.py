@@ -119,6 +119,7 @@ class _Recorder:
         self.sdpa_output = SdpaOutputStats(config.n_layers)
         self.values = ValueNorms(config.n_layers, config.n_kv_heads)
         self.gates: GateTable = {}
+        self._counted = True
         for site in SITES:
             layers = [scored_gates(block, site) for block in model.blocks]
             if layers[0]:
@@ -154,7 +155,9 @@ class _Recorder:
     def _attention_hook(self, index: int) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
             assert isinstance(module, Attention)
+            self._counted = False  # the gates at G3 and G4 run once more, in the forward pass proper
             q, k = module.queries_keys(*args[:3])
+            self._counted = True
             self.sinks.add(index, attention_to_first_keys(q, k, module.attend))
 
         return hook
@@ -205,10 +208,11 @@ class _Recorder:
 
         return hook
 
-    @staticmethod
-    def _gate_hook(stats: GateStats) -> Any:
+    def _gate_hook(self, stats: GateStats) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
             assert isinstance(module, Gate)
+            if not self._counted:
+                return
             logits = module.logits(args[1]).float()
             scores = module.scores(logits)
             scores = scores.expand(*args[1].shape[:2], -1, -1)  # a constant gate's count for every token

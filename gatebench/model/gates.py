@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gatebench.model.norm import rms_norm
 from gatebench.variants import GateSpec
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -72,7 +73,7 @@ class Gate(nn.Module):
         if self.spec.mode == "transform":
             if self.spec.activation == "silu_only":
                 return F.silu(site)
-            return F.rms_norm(site, (self.head_dim,), eps=self.norm_eps) * self.gain.to(site.dtype)
+            return rms_norm(site, self.head_dim, self.gain, self.norm_eps)
         scores = self.scores(self.logits(x))
         return site + scores if self.spec.mode == "additive" else site * scores
 

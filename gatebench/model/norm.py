@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+
+def rms_norm(x: Tensor, size: int, weight: Tensor, eps: float) -> Tensor:
+    """Return x / rms(x) * weight over the last dimension, (..., size), in the dtype of `x`.
+
+    `weight` broadcasts against `x`. CUDA's autocast would return fp32, which the rest of the layer would then stay in.
+    """
+    with torch.autocast("cuda", enabled=False) if x.is_cuda else nullcontext():
+        if weight.shape == (size,):
+            return F.rms_norm(x, (size,), weight.to(x.dtype), eps)
+        return F.rms_norm(x, (size,), eps=eps) * weight.to(x.dtype)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -15,4 +29,5 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normed `x` (..., D) in its own dtype."""
-        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+        assert self.eps is not None
+        return rms_norm(x, self.normalized_shape[-1], self.weight, self.eps)

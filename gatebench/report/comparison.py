@@ -19,7 +19,16 @@ from gatebench.errors import UserError
 from gatebench.report import rendering, wording
 from gatebench.report.flags import Flag, blocking_texts, comparison_flags
 from gatebench.report.results import domains
-from gatebench.report.stats import ALPHA, DESCRIPTIVE, NO_SINK, Comparison, holm, judge, paired_comparison
+from gatebench.report.stats import (
+    ALPHA,
+    DESCRIPTIVE,
+    NO_SINK,
+    Comparison,
+    holm,
+    judge,
+    paired_comparison,
+    within_family,
+)
 
 Family = Literal["primary", "domain", "probe"]
 Kind = Literal[
@@ -248,9 +257,11 @@ def _judged(rows: dict[str, list[MetricRow]], flags: Mapping[str, Sequence[Flag]
             if row.metric.family is not None and not blocked[name] and not _without_sink(row):
                 families[row.metric.family].append((name, index))
     adjusted: dict[tuple[str, int], float] = {}
+    n_tests: dict[tuple[str, int], int] = {}
     for members in families.values():
         values = holm([rows[name][index].comparison.p for name, index in members])
         adjusted.update(zip(members, values, strict=True))
+        n_tests.update(dict.fromkeys(members, max(1, sum(not math.isnan(value) for value in values))))
 
     def decided(name: str, index: int, row: MetricRow) -> MetricRow:
         if row.metric.family is None:
@@ -258,7 +269,8 @@ def _judged(rows: dict[str, list[MetricRow]], flags: Mapping[str, Sequence[Flag]
         p = adjusted.get((name, index), math.nan)
         if _without_sink(row) and not blocked[name]:
             return replace(row, comparison=replace(row.comparison, reason=NO_SINK))
-        return replace(row, comparison=judge(row.comparison, p, blocked[name]))
+        comparison = within_family(row.comparison, n_tests.get((name, index), 1))
+        return replace(row, comparison=judge(comparison, p, blocked[name]))
 
     return {name: [decided(name, i, row) for i, row in enumerate(found)] for name, found in rows.items()}
 

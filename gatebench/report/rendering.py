@@ -224,9 +224,9 @@ def _legend(table: ComparisonTable) -> str:
     return (
         f"Differences are variant minus {table.baseline}, paired by seed; intervals and p from the paired t test, p "
         "adjusted by Holm over each family (Avg PPL; perplexity by domain; first-token share and M-Act). Lower is "
-        "better for all tested metrics. The half-width of an interval is the smallest difference that these seeds "
-        "could have resolved. Uniform floor: the first-token share of uniform causal attention, H_T/T. No sink: the "
-        "baseline's share is under twice that floor."
+        "better for all tested metrics. The smallest difference that these seeds could have resolved is the "
+        "half-width of the interval where a family has one test, and larger where it has more. Uniform floor: the "
+        "first-token share of uniform causal attention, H_T/T. No sink: the baseline's share is under twice that floor."
     )
 
 

@@ -50,7 +50,9 @@ class Comparison:
     p: float
     """Two-sided paired t test, unadjusted."""
     resolvable: float
-    """t_{1-alpha/2, n-1} sd / sqrt(n): the smallest mean difference that these seeds could tell from zero."""
+    """t_{1-alpha/(2 n_tests), n-1} sd / sqrt(n): the smallest mean difference that these seeds could tell from zero."""
+    n_tests: int = 1
+    """Tests in the family that Holm adjusts together; :func:`within_family` sets it."""
     p_adjusted: float | None = None
     verdict: Verdict | None = None
     reason: str | None = None
@@ -103,7 +105,7 @@ def paired_comparison(
             test = scipy_stats.ttest_rel(other, base)
             interval = test.confidence_interval(1 - alpha)
             low, high, p = float(interval.low), float(interval.high), float(test.pvalue)
-            resolvable = float(scipy_stats.t.ppf(1 - alpha / 2, n - 1)) * sd / math.sqrt(n)
+            resolvable = _least_resolved(alpha, sd, n)
     return Comparison(
         seeds=tuple(int(seed) for seed in pairs.index),
         baseline=tuple(map(float, base)),
@@ -129,6 +131,18 @@ def holm(p: Sequence[float]) -> list[float]:
     return [float(value) for value in adjusted]
 
 
+def within_family(comparison: Comparison, n_tests: int) -> Comparison:
+    """The comparison as one of ``n_tests``: ``resolvable`` is then what Holm's first, strictest step asks for.
+
+    A larger difference has an adjusted p below alpha whatever the family's other tests show. One without a spread
+    keeps its ``resolvable``.
+    """
+    if not comparison.sd > 0:
+        return replace(comparison, n_tests=n_tests)
+    resolvable = _least_resolved(comparison.alpha / n_tests, comparison.sd, comparison.n)
+    return replace(comparison, n_tests=n_tests, resolvable=resolvable)
+
+
 def judge(comparison: Comparison, p_adjusted: float, blocked_by: Iterable[str] = ()) -> Comparison:
     """The comparison with its adjusted p and its verdict, or with the reason why it has none.
 
@@ -152,15 +166,20 @@ def verdict(comparison: Comparison, p_adjusted: float) -> Verdict:
 def seeds_to_resolve(comparison: Comparison, limit: int = 1000) -> int | None:
     """How many seeds would resolve the observed difference if the spread stayed as it is; None above ``limit``.
 
-    A rough guide: the spread itself is known from only n - 1 degrees of freedom.
+    At alpha over the tests of the family, as ``resolvable``. A rough guide: the spread itself is known from only n - 1
+    degrees of freedom.
     """
     if not comparison.sd > 0 or comparison.mean == 0:
         return None
     for n in range(2, limit + 1):
-        half = float(scipy_stats.t.ppf(1 - comparison.alpha / 2, n - 1)) * comparison.sd / math.sqrt(n)
-        if half < abs(comparison.mean):
+        if _least_resolved(comparison.alpha / comparison.n_tests, comparison.sd, n) < abs(comparison.mean):
             return n
     return None
+
+
+def _least_resolved(alpha: float, sd: float, n: int) -> float:
+    """The mean difference over n seeds at which a two-sided t test gives p = alpha."""
+    return float(scipy_stats.t.ppf(1 - alpha / 2, n - 1)) * sd / math.sqrt(n)
 
 
 def _why_untested(comparison: Comparison) -> str | None:

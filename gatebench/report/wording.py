@@ -139,9 +139,10 @@ def _resolution_sentence(item: VariantComparison) -> str:
     comparison = item.primary.comparison
     smallest = number(comparison.resolvable, "perplexity", like=item.primary.variant_mean)
     share = 100 * comparison.resolvable / abs(comparison.baseline_mean)
+    family = f" in a family of {comparison.n_tests} tests, whatever the others show,"
     text = (
-        f"The smallest Avg PPL difference that these {comparison.n} seeds could have resolved is {smallest} "
-        f"({share:.2g} %)"
+        f"The smallest Avg PPL difference that these {comparison.n} seeds could have resolved"
+        f"{family if comparison.n_tests > 1 else ''} is {smallest} ({share:.2g} %)"
     )
     needed = seeds_to_resolve(comparison) if comparison.verdict == "not resolvable" else None
     if needed is not None and needed > comparison.n:

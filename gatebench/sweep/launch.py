@@ -5,12 +5,16 @@ No training code here, and nothing to keep: what is done is read from the run di
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,9 @@ from rich.live import Live
 from rich.table import Table
 
 from gatebench.config import RunConfig
+
+LAUNCHER = "GATEBENCH_LAUNCHER"
+"""Environment variable that tells a run which process started it."""
 
 
 @dataclass
@@ -35,7 +42,7 @@ class Job:
     label: str = ""
     """What sets the run apart from others of its variant and seed."""
     process: subprocess.Popen[bytes] | None = None
-    gpu: int | None = None
+    gpus: tuple[int, ...] = ()
     exit_code: int | None = None
     reported: int = field(default=-1)
 
@@ -83,22 +90,57 @@ class Slots:
 
     n: int
     threads: int
-    gpus: tuple[int, ...] = ()
+    gpus: tuple[tuple[int, ...], ...] = ()
+    """The GPUs of each slot."""
 
 
-def local_slots(n_jobs: int, *, n_gpus: int, max_parallel: int | None = None) -> Slots:
-    """Return one slot a GPU; on CPU as many runs as there are cores and jobs, the cores divided between them.
+def local_slots(n_jobs: int, *, n_gpus: int, devices: int = 1, max_parallel: int | None = None) -> Slots:
+    """Return a slot for every `devices` GPUs; on CPU as many as cores and jobs allow, the cores divided between them.
 
-    Two runs on one core each train about a fifth more tokens per second than one run on two cores (docs/training.md).
+    `n_jobs` counts the done ones too, so that a command that is repeated trains with as many threads as before.
+    Two runs on one core each train more tokens per second than one run on two cores (docs/training.md).
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    n = n_gpus or min(cores, n_jobs)
+    n = n_gpus // devices if n_gpus else min(cores, n_jobs)
     n = max(1, min(n, max_parallel or n, n_jobs or 1))
-    return Slots(n, max(1, cores // n), tuple(range(min(n, n_gpus))))
+    gpus = [tuple(range(slot * devices, (slot + 1) * devices)) for slot in range(n)] if n_gpus else []
+    return Slots(n, max(1, cores // n), tuple(gpus))
+
+
+def die_with_launcher() -> None:
+    """In a run that `run_all` started: ask the kernel for SIGTERM when the launcher dies, however it dies (Linux)."""
+    launcher = os.environ.pop(LAUNCHER, None)
+    if launcher is None or not sys.platform.startswith("linux"):
+        return
+    parent_death_signal = 1  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGTERM)
+    if os.getppid() != int(launcher):  # it died before the kernel was asked
+        sys.exit(1)
+
+
+@contextmanager
+def _sigterm_ends_with_cleanup() -> Iterator[None]:
+    """Let SIGTERM unwind the stack as Ctrl-C does, so that the runs are stopped too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def run_all(jobs: Sequence[Job], slots: Slots, console: Console) -> list[Job]:
-    """Run every job that is not done; return those that failed. Ctrl-C stops what runs; what is saved resumes."""
+    """Run every job that is not done; return those that failed.
+
+    Whatever ends the launcher (Ctrl-C, SIGTERM, on Linux kill -9 too) ends what runs; what is saved resumes.
+    """
+    with _sigterm_ends_with_cleanup():
+        return _run_all(jobs, slots, console)
+
+
+def _run_all(jobs: Sequence[Job], slots: Slots, console: Console) -> list[Job]:
     waiting = [job for job in jobs if not job.done]
     running: list[Job] = []
     free_gpus = list(slots.gpus)
@@ -110,7 +152,7 @@ def run_all(jobs: Sequence[Job], slots: Slots, console: Console) -> list[Job]:
         while waiting or running:
             while waiting and len(running) < slots.n:
                 job = waiting.pop(0)
-                job.gpu = free_gpus.pop(0) if free_gpus else None
+                job.gpus = free_gpus.pop(0) if free_gpus else ()
                 _start(job, slots.threads)
                 running.append(job)
             time.sleep(0.25)
@@ -119,7 +161,7 @@ def run_all(jobs: Sequence[Job], slots: Slots, console: Console) -> list[Job]:
                 if (code := job.process.poll()) is not None:
                     job.exit_code = code
                     running.remove(job)
-                    free_gpus += [job.gpu] if job.gpu is not None else []
+                    free_gpus += [job.gpus] if job.gpus else []
                     if not live:
                         console.print(f"{job.name}: {_status(job)}", highlight=False)
             if live:
@@ -140,9 +182,10 @@ def run_all(jobs: Sequence[Job], slots: Slots, console: Console) -> list[Job]:
 
 def _start(job: Job, threads: int) -> None:
     env = dict(os.environ, OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
-    if job.gpu is not None:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        env["CUDA_VISIBLE_DEVICES"] = visible[job.gpu] if job.gpu < len(visible) and visible[0] else str(job.gpu)
+    env[LAUNCHER] = str(os.getpid())
+    if job.gpus:
+        visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(visible[i] if i < len(visible) else str(i) for i in job.gpus)
     job.directory.mkdir(parents=True, exist_ok=True)
     with open(job.directory / "log.txt", "ab") as log:
         job.process = subprocess.Popen(job.command(threads), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

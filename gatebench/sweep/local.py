@@ -43,9 +43,9 @@ def train_missing(
     for job in waiting:
         run_directory(job.config).claim(job.config)
     on_gpus = all(job.config.train.accelerator in ("auto", "gpu") for job in waiting)
-    slots = launch.local_slots(
-        len(waiting), n_gpus=torch.cuda.device_count() if on_gpus else 0, max_parallel=max_parallel
-    )
+    n_gpus = torch.cuda.device_count() if on_gpus else 0
+    devices = max(job.config.train.devices for job in waiting) if n_gpus else 1
+    slots = launch.local_slots(len(jobs), n_gpus=n_gpus, devices=devices, max_parallel=max_parallel)
     console.print(
         f"{len(jobs)} runs, {len(jobs) - len(waiting)} done, {slots.n} at a time with {slots.threads} thread(s) each",
         highlight=False,

@@ -10,11 +10,11 @@ import warnings
 from typing import Any
 
 import torch
-from torch import nn
 
 import gatebench
 from gatebench.config import RunConfig
 from gatebench.errors import UserError
+from gatebench.model.transformer import Transformer
 from gatebench.paths import project_root
 
 
@@ -58,19 +58,19 @@ def wants_compile(name: str, device: str) -> bool:
     return name == "on" or (name == "auto" and device == "cuda")
 
 
-def compile_blocks(model: nn.Module, example: torch.Tensor, device: str, precision: str) -> str | None:
+def compile_blocks(model: Transformer, example: torch.Tensor, device: str, precision: str) -> str | None:
     """Compile every block of `model` in place; return None, or why it fell back to eager.
 
     `example` is one micro-batch of ids (B, T) on the model's device. A forward and backward pass through the model is
     made
     at once, so that a missing compiler is found here and not in the middle of a run.
     """
-    blocks = list(model.blocks)  # type: ignore[arg-type]
+    blocks = list(model.blocks)
     for block in blocks:
         block.compile()
     try:
         with torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "bf16"):
-            model(example).float().mean().backward()
+            model.loss(example, example).backward()
     except Exception as error:
         uncompile_blocks(model)
         torch._dynamo.reset()
@@ -82,9 +82,9 @@ def compile_blocks(model: nn.Module, example: torch.Tensor, device: str, precisi
     return None
 
 
-def uncompile_blocks(model: nn.Module) -> None:
+def uncompile_blocks(model: Transformer) -> None:
     """Take `compile_blocks` back: compiled code passes hooks by, and an evaluation is eager in every run."""
-    for block in list(model.blocks):  # type: ignore[arg-type]
+    for block in model.blocks:
         block._compiled_call_impl = None
 
 

@@ -169,7 +169,7 @@ def _train(
 ) -> dict[str, Any]:
     started = datetime.now(UTC)
     accelerator = hardware.resolve_accelerator(config.train.accelerator)
-    precision = hardware.resolve_precision(config.train.precision, accelerator)
+    precision = _as_before(directory, accelerator, hardware.resolve_precision(config.train.precision, accelerator))
     model = build_run_model(config)
     device = (
         torch.device(accelerator, int(os.environ.get("LOCAL_RANK", 0)))
@@ -201,6 +201,24 @@ def _train(
     for _, path in directory.resume_points():
         path.unlink()
     return summary
+
+
+def _as_before(directory: RunDirectory, device: str, precision: str) -> str:
+    """Go on with the threads and the precision that the first attempt had, which the bits depend on; return the latter.
+
+    On another kind of device the run goes on as that allows, and says so.
+    """
+    attempts = _read_environment(directory)
+    if not attempts or not (directory.resume_points() or directory.weights.is_file()):
+        return precision
+    first, log = attempts[0], RunLog(directory)
+    if first["device"] != device:
+        log(f"{directory.name}: began on {first['device']}, goes on on {device}: equal to rounding, not to the bit")
+        return precision
+    if device == "cpu" and first["threads"] != torch.get_num_threads():
+        log(f"{directory.name}: goes on with {first['threads']} thread(s), as it began")
+        torch.set_num_threads(first["threads"])
+    return str(first["precision"])
 
 
 def _compile(config: RunConfig, model: Transformer, device: torch.device, precision: str) -> bool:

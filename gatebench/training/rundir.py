@@ -15,6 +15,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,8 @@ from gatebench.errors import UserError
 
 _CHECKPOINT = re.compile(r"step_(\d+)\.ckpt")
 _SNAPSHOT = re.compile(r"weights_(\d+)\.safetensors")
+LOCK_PATIENCE_S = 10.0
+"""How long a second process waits for the first, which may be on its way out."""
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -93,12 +96,7 @@ class RunDirectory:
         """Hold the directory against a second process on this machine; the lock dies with its process."""
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self.path / ".lock", "a", encoding="utf-8") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UserError(
-                    f"run directory '{self.path}': another process is working on this run; wait for it or stop it"
-                ) from None
+            _lock(handle.fileno(), self.path)
             yield
 
     def resume_points(self) -> list[tuple[int, Path]]:
@@ -131,6 +129,24 @@ class RunDirectory:
         """Drop every metrics row after `last_step` (they will be made again)."""
         rows = [row for row in self.metrics_rows() if row["step"] <= last_step]
         write_atomic(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    """Take the lock, waiting a little for a process on its way out. Raises UserError if another keeps it."""
+    deadline = time.monotonic() + LOCK_PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"run directory '{path}': another process is working on this run; wait for it or stop it"
+                ) from None
+            time.sleep(0.2)
+        except OSError as error:  # a file system without locks
+            print(f"{path}: no file locks here ({error.strerror}): do not start this run twice", file=sys.stderr)
+            return
 
 
 class RunLog:

@@ -133,6 +133,8 @@ def test_the_held_out_windows_are_full_and_the_same_for_every_run() -> None:
     windows = heldout_windows(DEFAULT, "bigram_backcopy", 128, max_tokens=1000)
     assert windows.inputs.shape == windows.targets.shape == (8, 128)
     assert (windows.inputs[:, 0] == 0).all() and np.array_equal(windows.inputs[:, 1:], windows.targets[:, :-1])
+    full = heldout_windows(DEFAULT, "bigram_backcopy", 128, max_tokens=1000, full_only=True)
+    assert np.array_equal(full.inputs, windows.inputs) and np.array_equal(full.targets, windows.targets)
     more = heldout_windows(BigramBackcopy(SyntheticConfig()), "bigram_backcopy", 128, max_tokens=2000)
     assert np.array_equal(more.inputs[:8], windows.inputs)
 
@@ -244,7 +246,7 @@ def test_the_name_alone_gives_the_default_process() -> None:
 
 def test_every_key_of_the_definition_decides_the_run() -> None:
     base = make_run("sink_lab", "baseline")
-    changes = ["n_tokens=32", "n_triggers=4", "trigger_rate=0.2", "concentration=1", "seed=1"]
+    changes = ["n_tokens=32", "n_triggers=4", "trigger_rate=0.3", "concentration=1", "seed=1"]
     changed = [make_run("sink_lab", "baseline", 0, [f"data.synthetic.{change}"]) for change in changes]
     assert len({config.fingerprint for config in (base, *changed)}) == 6
 

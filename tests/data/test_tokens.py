@@ -272,6 +272,21 @@ def test_max_tokens_takes_a_fixed_sample_over_many_documents(corpus: Corpus) -> 
     assert {r.tobytes() for r in sample.inputs} <= starts
 
 
+@pytest.mark.parametrize("bos", [True, False])
+def test_full_only_leaves_out_the_windows_with_padding(corpus: Corpus, bos: bool) -> None:
+    everything = heldout_windows(corpus, "law", 48, bos=bos)
+    full = (everything.targets >= 0).all(axis=1)
+    assert 0 < full.sum() < len(full)
+    found = heldout_windows(corpus, "law", 48, bos=bos, full_only=True)
+    assert np.array_equal(found.inputs, everything.inputs[full])
+    assert np.array_equal(found.targets, everything.targets[full])
+    sample = heldout_windows(corpus, "law", 48, bos=bos, max_tokens=100, full_only=True)
+    assert sample.inputs.shape == (3, 48) and (sample.targets >= 0).all()
+    for max_tokens in (None, 100):
+        none = heldout_windows(corpus, "law", 10**6, bos=bos, max_tokens=max_tokens, full_only=True)
+        assert none.inputs.shape == none.targets.shape == (0, 10**6)
+
+
 def test_bad_heldout_requests_are_refused(corpus: Corpus) -> None:
     with pytest.raises(UserError, match="unknown domain 'medicine'"):
         heldout_windows(corpus, "medicine", 32)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
-from gatebench.data.tokens import Corpus
+from gatebench.data.tokens import Corpus, heldout_windows
 from gatebench.errors import UserError
 from gatebench.evaluation.evaluate import evaluate, full_windows
 from gatebench.model.build import build_run_model
@@ -65,6 +67,28 @@ def test_probe_windows_are_full_and_take_domains_in_turn(corpus: Corpus) -> None
         starts = np.flatnonzero(text == row[1])
         assert any(np.array_equal(text[start : start + 31], row[1:]) for start in starts)
     assert np.array_equal(windows, full_windows(corpus, 32, bos=True, n_tokens=32 * 12))
+
+
+class OneLongDocument:
+    """A held-out split of 6,000 documents of 40 tokens, and one of 399 among them, number 3,000."""
+
+    name, domains, bos_id, eos_id = "long", ("english",), 0, 1
+    lengths = np.insert(np.full(6000, 40), 3000, 399)
+
+    def documents(self, split: str, domain: str) -> NDArray[np.int64]:
+        return np.concatenate(([0], np.cumsum(self.lengths + 1)))  # each ended by EOS
+
+    def tokens(self, split: str, domain: str, start: int, stop: int) -> NDArray[np.int64]:
+        return np.arange(start, stop) + 2
+
+
+def test_the_one_full_window_among_thousands_is_found() -> None:
+    """The check before training passes such a corpus, so that the evaluation after it must, too."""
+    corpus = cast(Corpus, OneLongDocument())
+    sample = heldout_windows(corpus, "english", 256, max_tokens=8 * 16_384)
+    assert not (sample.targets >= 0).all(axis=1).any()  # a sample of all windows misses it
+    windows = full_windows(corpus, 256, bos=True, n_tokens=16_384)
+    assert windows.tolist() == [[0, *range(123_002, 123_257)]]
 
 
 def test_windows_longer_than_every_document_are_refused(corpus: Corpus) -> None:

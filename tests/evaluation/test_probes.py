@@ -305,6 +305,12 @@ def test_two_gates_at_one_site_share_a_row_and_pool_their_histograms() -> None:
     assert arrays["gate_g1_hist"].sum(axis=1).tolist() == [2 * 10 * 4 * 9] * 2
 
 
+@pytest.mark.parametrize(("site", "heads"), [("g1", 4), ("g2", 2), ("g3", 2), ("g4", 4)])
+def test_every_score_of_a_site_is_counted_once(site: str, heads: int) -> None:
+    arrays = measured(build(f"{site}_headwise"), ids_of(2, 10)).arrays()
+    assert arrays[f"gate_{site}_hist"].sum(axis=1).tolist() == [2 * 10 * heads] * 2
+
+
 @pytest.mark.parametrize("name", ["baseline", "g1_rmsnorm", "g1_silu_only", "g5_rmsnorm"])
 def test_without_a_score_there_is_no_gate_figure(name: str) -> None:
     result = measured(build(name), ids_of(2, 10))

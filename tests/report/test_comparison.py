@@ -75,6 +75,26 @@ def test_two_seeds_resolve_little_and_the_report_says_how_little(frame: pd.DataF
     assert "about 4 seeds" in text
 
 
+def test_a_family_of_ten_does_not_contradict_itself(tmp_path: Path) -> None:
+    others = {f"g1_headwise_{i}": {0: 100.0 + 0.1 * i, 1: 101.2, 2: 101.7 - 0.1 * i} for i in range(9)}
+    values = {"baseline": {0: 100.0, 1: 101.0, 2: 102.0}, "g1_headwise": {0: 98.0, 1: 98.2, 2: 99.6}}
+    table = compare(results.load(write_study(tmp_path, values | others)), "baseline", ["g1_headwise", *others])
+    item = table.variants[0]
+    comparison = item.primary.comparison
+    assert (comparison.verdict, comparison.p_adjusted) == ("not resolvable", pytest.approx(0.0914, abs=1e-4))
+    # t(0.9975, 2) = 14.0890 at the first step of Holm over ten tests: 14.0890 * 0.4 / sqrt(3)
+    assert comparison.resolvable == pytest.approx(3.2537, abs=1e-4)
+    assert (comparison.high - comparison.low) / 2 == pytest.approx(0.9937, abs=1e-4)
+    text = " ".join(item.sentences)
+    assert "could have resolved in a family of 10 tests, whatever the others show, is 3.25 (3.2 %)" in text
+    assert "would take about 4 seeds" in text
+    for other in table.variants:
+        for row in other.rows:
+            if row.comparison.verdict == "not resolvable" and row.comparison.sd > 0:
+                assert abs(row.comparison.mean) <= row.comparison.resolvable
+    assert "half-width of the interval where a family has one test, and larger where it has more" in table.to_markdown()
+
+
 def test_one_seed_gives_no_verdict(frame: pd.DataFrame) -> None:
     table = compare(frame[frame["seed"] == 0], "baseline", ["g1_headwise"])
     assert all(row.comparison.verdict is None for row in table.variants[0].rows)

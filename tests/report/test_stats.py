@@ -121,6 +121,26 @@ def test_seeds_to_resolve_an_effect_of_one_standard_deviation() -> None:
     assert stats.seeds_to_resolve(found) == 7
 
 
+def test_in_a_family_the_resolvable_difference_is_that_of_holms_first_step() -> None:
+    # Differences -2, -2.8, -2.4: sd 0.4. With 2 degrees of freedom t(1 - a) = (1 - 2a) / sqrt(2a (1 - a)), which is
+    # 14.0890 at a = 0.025 / 10: 14.0890 * 0.4 / sqrt(3) = 3.2537. At 4 seeds 7.4533 * 0.4 / 2 = 1.49.
+    alone = compared({0: 100.0, 1: 101.0, 2: 102.0}, {0: 98.0, 1: 98.2, 2: 99.6})
+    found = stats.judge(stats.within_family(alone, 10), stats.holm([alone.p, *[0.9] * 9])[0])
+    assert found.p_adjusted == pytest.approx(0.0914, abs=1e-4)
+    assert found.verdict == "not resolvable"
+    assert alone.resolvable == pytest.approx(0.9937, abs=1e-4)
+    assert found.resolvable == pytest.approx(3.2537, abs=1e-4)
+    assert (found.low, found.high) == (alone.low, alone.high)
+    assert (stats.seeds_to_resolve(alone), stats.seeds_to_resolve(found)) == (3, 4)
+
+
+@pytest.mark.parametrize("step", [0.0, 1.0])
+def test_without_a_spread_a_family_changes_nothing(step: float) -> None:
+    alone = compared({0: 10.0, 1: 12.0}, {0: 10.0 + step, 1: 12.0 + step})
+    found = stats.within_family(alone, 10)
+    assert found.resolvable == pytest.approx(alone.resolvable, nan_ok=True)
+
+
 @pytest.mark.usefixtures("cheap_collections")
 @pytest.mark.parametrize("n_seeds", [2, 3, 5])
 def test_identical_variants_are_called_different_at_most_at_the_nominal_rate(n_seeds: int) -> None:

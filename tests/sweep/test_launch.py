@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -73,25 +74,26 @@ def test_a_job_is_the_command_that_a_user_would_type(tmp_path: Path, tiny_recipe
 
 
 @pytest.mark.parametrize(
-    ("cores", "jobs", "gpus", "limit", "slots"),
+    ("cores", "jobs", "gpus", "devices", "limit", "slots"),
     [
-        (2, 4, 0, None, Slots(2, 1)),
-        (2, 1, 0, None, Slots(1, 2)),
-        (8, 2, 0, None, Slots(2, 4)),
-        (8, 4, 0, 1, Slots(1, 8)),
-        (3, 4, 0, 2, Slots(2, 1)),
-        (16, 6, 4, None, Slots(4, 4, (0, 1, 2, 3))),
-        (16, 2, 4, None, Slots(2, 8, (0, 1))),
-        (16, 6, 4, 1, Slots(1, 16, (0,))),
-        (2, 6, 4, None, Slots(4, 1, (0, 1, 2, 3))),
-        (1, 1, 0, 8, Slots(1, 1)),
+        (2, 4, 0, 1, None, Slots(2, 1)),
+        (2, 1, 0, 1, None, Slots(1, 2)),
+        (8, 2, 0, 1, None, Slots(2, 4)),
+        (8, 4, 0, 1, 1, Slots(1, 8)),
+        (3, 4, 0, 1, 2, Slots(2, 1)),
+        (16, 6, 4, 1, None, Slots(4, 4, ((0,), (1,), (2,), (3,)))),
+        (16, 2, 4, 1, None, Slots(2, 8, ((0,), (1,)))),
+        (16, 6, 4, 1, 1, Slots(1, 16, ((0,),))),
+        (2, 6, 4, 1, None, Slots(4, 1, ((0,), (1,), (2,), (3,)))),
+        (16, 6, 4, 2, None, Slots(2, 8, ((0, 1), (2, 3)))),
+        (1, 1, 0, 1, 8, Slots(1, 1)),
     ],
 )
 def test_slots_divide_the_cores_and_take_a_gpu_each(
-    monkeypatch: pytest.MonkeyPatch, cores: int, jobs: int, gpus: int, limit: int | None, slots: Slots
+    monkeypatch: pytest.MonkeyPatch, cores: int, jobs: int, gpus: int, devices: int, limit: int | None, slots: Slots
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
-    assert local_slots(jobs, n_gpus=gpus, max_parallel=limit) == slots
+    assert local_slots(jobs, n_gpus=gpus, devices=devices, max_parallel=limit) == slots
 
 
 def test_done_runs_are_skipped_and_the_rest_is_done(job: MakeJob) -> None:
@@ -123,7 +125,7 @@ def test_a_diverged_run_is_a_result(job: MakeJob) -> None:
 def test_threads_and_gpus_reach_the_run(job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     jobs = [job("done", seed) for seed in range(3)]
-    run_all(jobs, Slots(2, 3, (0, 1)), console()[0])
+    run_all(jobs, Slots(2, 3, ((0,), (1,))), console()[0])
     seen = [json.loads((job.directory / "environment").read_text(encoding="utf-8")) for job in jobs]
     assert [environment["OMP_NUM_THREADS"] for environment in seen] == ["3"] * 3
     assert [environment["CUDA_VISIBLE_DEVICES"] for environment in seen[:2]] == ["4", "6"]
@@ -144,7 +146,11 @@ def test_no_more_than_the_slots_run_at_once(job: MakeJob, monkeypatch: pytest.Mo
     assert max(running) <= 2
 
 
-def test_ctrl_c_stops_the_runs_that_are_going(job: MakeJob) -> None:
+@pytest.mark.parametrize(("number", "ends_as"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_stops_the_runs_that_are_going(
+    job: MakeJob, number: signal.Signals, ends_as: type[BaseException]
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
     jobs = [job("wait", seed) for seed in range(3)]
 
     def press() -> None:
@@ -155,14 +161,40 @@ def test_ctrl_c_stops_the_runs_that_are_going(job: MakeJob) -> None:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
 
     threading.Thread(target=press, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(ends_as):
         run_all(jobs, Slots(2, 1), console()[0])
+    assert signal.getsignal(signal.SIGTERM) is before
     pids = [int((job.directory / "pid").read_text(encoding="utf-8")) for job in jobs[:2]]
     assert not any(pid_alive(pid) for pid in pids)
     assert not started_alone(jobs[2]) and not any(job.done for job in jobs)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel's parent-death signal is Linux's")
+def test_a_run_ends_with_its_launcher_even_after_kill_9(tmp_path: Path) -> None:
+    run = (
+        "import sys, time\nfrom gatebench.sweep.launch import die_with_launcher\ndie_with_launcher()\n"
+        "open(sys.argv[1], 'w').write('going')\ntime.sleep(60)"
+    )
+    launcher = (
+        "import os, subprocess, sys, time\nfrom gatebench.sweep.launch import LAUNCHER\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {run!r}, sys.argv[1]], "
+        "env={**os.environ, LAUNCHER: str(os.getpid())})\nprint(child.pid, flush=True)\ntime.sleep(60)"
+    )
+    mark = tmp_path / "mark"
+    with subprocess.Popen([sys.executable, "-c", launcher, str(mark)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        deadline = time.monotonic() + 30
+        while not mark.is_file() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert pid_alive(child)
+        process.kill()
+    while pid_alive(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not pid_alive(child)
 
 
 def test_progress_reads_only_complete_rows(tmp_path: Path, tiny_recipe: str) -> None:

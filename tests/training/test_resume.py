@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gatebench.errors import UserError
 from gatebench.evaluation.evaluate import evaluate
 from gatebench.recipes import make_run
 from gatebench.training import run as run_module
+from gatebench.training import rundir
 from gatebench.training.callbacks import MetricsWriter
 from gatebench.training.run import run
 from gatebench.training.rundir import RunDirectory
@@ -69,6 +71,24 @@ def test_a_run_killed_at_any_step_ends_as_if_it_had_not_been(
     run_tiny(out)
     assert_same_result(out, reference)
     assert attempts(out) == 2
+
+
+def test_a_resumed_run_keeps_the_threads_and_the_precision_that_it_began_with(
+    tmp_path: Path, run_tiny: RunTiny, tiny_recipe: str, reference: Path
+) -> None:
+    out = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        kill_after(patch, 12)
+        run_tiny(out)
+    try:
+        run(tiny_config(tiny_recipe, variant="g1_headwise"), evaluate, out=out, threads=2)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(1)
+    environment = json.loads((out / "environment.json").read_text(encoding="utf-8"))
+    assert [attempt["threads"] for attempt in environment["attempts"]] == [1, 1]
+    assert "goes on with 1 thread(s), as it began" in (out / "log.txt").read_text(encoding="utf-8")
+    assert_same_result(out, reference)
 
 
 def test_a_run_killed_three_times_is_the_same_too(tmp_path: Path, run_tiny: RunTiny, reference: Path) -> None:
@@ -238,7 +258,8 @@ def test_loggers_have_each_step_once_after_a_kill(tmp_path: Path, run_tiny: RunT
     assert [event.value for event in losses] == pytest.approx([row["loss"] for row in rows_of(out)])
 
 
-def test_a_second_process_is_told_to_wait(tmp_path: Path, run_tiny: RunTiny) -> None:
+def test_a_second_process_is_told_to_wait(tmp_path: Path, run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rundir, "LOCK_PATIENCE_S", 0.0)
     out = tmp_path / "run"
     with RunDirectory(out).locked(), pytest.raises(UserError, match="another process is working on this run"):
         run_tiny(out)
