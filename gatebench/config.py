@@ -162,7 +162,7 @@ class TrainConfig(Section):
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """bf16 is bf16 mixed precision; auto takes it where the hardware multiplies it natively."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile of each block; auto compiles on CUDA, where it pays within minutes (docs/training.md)."""
+    """torch.compile of each block; auto compiles on CUDA, and on a CPU for long runs (docs/training.md)."""
     accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
     devices: int = Field(1, ge=1)
     """Processes per node."""

@@ -41,7 +41,7 @@ def check_devices(config: RunConfig, device: str) -> None:
 def resolve_precision(name: str, device: str) -> str:
     """Return `fp32` or `bf16`. `auto` takes bf16 mixed precision where the hardware multiplies bf16 natively.
 
-    On CPUs that is AVX512-BF16 or AMX: 1.7 times the fp32 throughput on the `quick` recipe (docs/training.md).
+    On CPUs that is AVX512-BF16 or AMX: 1.7 times the fp32 throughput where it was measured (docs/training.md).
     """
     if name != "auto":
         return name
@@ -53,9 +53,18 @@ def resolve_precision(name: str, device: str) -> str:
     return "fp32"
 
 
-def wants_compile(name: str, device: str) -> bool:
-    """Return whether blocks are compiled; `auto` compiles on CUDA only (docs/training.md has what it gains on CPU)."""
-    return name == "on" or (name == "auto" and device == "cuda")
+COMPILE_PAYS_FLOPS = 1e14
+"""Training FLOPs from which compilation pays on a CPU: a sixth of ten minutes on two cores, against 6 to 26 s."""
+
+
+def wants_compile(name: str, device: str, train_flops: float) -> bool:
+    """Return whether blocks are compiled; `auto` compiles where it pays: on CUDA, and on a CPU for long runs.
+
+    `train_flops` are those of the whole run. docs/training.md has the measured gain.
+    """
+    if name != "auto":
+        return name == "on"
+    return device == "cuda" or (device == "cpu" and train_flops >= COMPILE_PAYS_FLOPS)
 
 
 def compile_blocks(model: Transformer, example: torch.Tensor, device: str, precision: str) -> str | None:

@@ -182,7 +182,7 @@ def _train(
         record = _read_environment(directory)
         compiled = bool(record and record[-1]["compiled"])
     else:
-        compiled = _compile(config, model, device, precision)
+        compiled = _compile(config, costs, model, device, precision)
         _record_environment(config, directory, accelerator, precision, compiled)
         diverged = _fit(config, corpus, directory, model, accelerator, precision)
     if not is_first_process():
@@ -221,8 +221,9 @@ def _as_before(directory: RunDirectory, device: str, precision: str) -> str:
     return str(first["precision"])
 
 
-def _compile(config: RunConfig, model: Transformer, device: torch.device, precision: str) -> bool:
-    if not hardware.wants_compile(config.train.compile, device.type):
+def _compile(config: RunConfig, costs: Accounting, model: Transformer, device: torch.device, precision: str) -> bool:
+    tokens = config.train.steps * config.train.batch_size * config.data.seq_len
+    if not hardware.wants_compile(config.train.compile, device.type, costs.flops_per_token * tokens):
         return False
     model.to(device)
     example = torch.zeros(config.micro_batch_size, config.data.seq_len, dtype=torch.long, device=device)

@@ -15,9 +15,10 @@ from gatebench.training import hardware
 from tests.training.tiny_run import RunTiny, start, tiny_config, train_command
 
 
-def test_auto_compiles_on_cuda_only() -> None:
-    assert [hardware.wants_compile("auto", device) for device in ("cuda", "cpu", "mps")] == [True, False, False]
-    assert hardware.wants_compile("on", "cpu") and not hardware.wants_compile("off", "cuda")
+@pytest.mark.parametrize(("flops", "devices"), [(1e12, ["cuda"]), (1e15, ["cuda", "cpu"])])
+def test_auto_compiles_on_cuda_and_on_a_cpu_for_long_runs(flops: float, devices: list[str]) -> None:
+    assert [device for device in ("cuda", "cpu", "mps") if hardware.wants_compile("auto", device, flops)] == devices
+    assert hardware.wants_compile("on", "cpu", 1.0) and not hardware.wants_compile("off", "cuda", 1e20)
 
 
 @pytest.mark.parametrize(("capable", "precision"), [(True, "bf16"), (False, "fp32")])
