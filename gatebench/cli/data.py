@@ -108,8 +108,14 @@ def info(
     """Show a corpus: domains, documents, tokens, sources with their licences, what is missing, samples."""
     from rich.text import Text
 
+    from gatebench.config import SYNTHETIC_CORPORA
     from gatebench.data.tokens import Corpus
 
+    if corpus in SYNTHETIC_CORPORA:
+        raise UserError(
+            f"corpus '{corpus}': is made as it is read, so there is nothing built to show; "
+            "docs/sinks.md describes it, data.synthetic in a recipe sets it"
+        )
     opened = Corpus.open(corpus)
     excerpts = {domain: _samples(opened, domain, samples) for domain in opened.domains}
     if as_json:

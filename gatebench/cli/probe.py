@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gatebench.cli.ablation import comparison_folder
 from gatebench.cli.output import stdout_console
 
 
@@ -107,8 +108,8 @@ def _folder(run_dirs: list[Path], recipes: list[str], runs: list[Any]) -> Path:
     if len(run_dirs) == 1:
         return run_dirs[0] / FOLDER
     variants = list(dict.fromkeys(run.variant for run in runs))
-    stem = "+".join(variants) if len(variants) <= 3 else f"{len(variants)}_variants"
-    return project_root() / "results" / "probe" / "+".join(dict.fromkeys(recipes)) / stem
+    folder = comparison_folder("baseline", variants)
+    return project_root() / "results" / "probe" / ",".join(dict.fromkeys(recipes)) / folder
 
 
 def _write_table(table: list[Any], folder: Path) -> list[Path]:

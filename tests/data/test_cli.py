@@ -75,3 +75,8 @@ def test_info_shows_domains_sources_and_samples(tiny_corpus: Path) -> None:
 def test_options_without_effect_are_refused(options: tuple[object, ...], message: str) -> None:
     with pytest.raises(UserError, match=message):
         run("build", *options)
+
+
+def test_info_on_data_that_is_never_built_says_so() -> None:
+    with pytest.raises(UserError, match=r"corpus 'bigram_backcopy': is made as it is read.*data\.synthetic"):
+        run("info", "bigram_backcopy")
