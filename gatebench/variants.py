@@ -1,151 +1,25 @@
 """Variants: what an ablation changes. The one file to touch when you add a gate. Imports no torch.
 
-A *variant* is a name, zero or more gates, overrides of the architecture, and where the paper reports it.
-Names follow one grammar, so most variants need no entry here at all:
-
-    g{1..5}_{headwise|elementwise}[_shared][_additive][_{silu|ns_sigmoid|identity|tanh|relu}][_input_independent]
-    g{1..5}_{rmsnorm|silu_only}
-
-Sigmoid, head-specific, multiplicative and input-dependent are the defaults and go unsaid; `+` combines parts
-(`g1_headwise+g2_headwise`). Positions are the paper's (arXiv 2505.06708, section 2.2 and Figure 1): G1 = SDPA output,
-G2 = value, G3 = key, G4 = query, G5 = after the output projection.
+A *variant* is a name, zero or more gates, changes of the design and of the architecture, and where the paper reports it.
+Names follow one grammar, so most variants need no entry here at all: a gate (`gatespec.py`), a word of the design
+(`design.py`), or parts joined by `+` (`sandwich_norm+g1_headwise`).
 
 To add a gate: use its name. To give it a label, a place in a table or a reason, add one `Variant` to `CURATED`.
-Only a new activation (`ACTIVATIONS` here, its function in `model/gates.py`) touches a second file.
+Only a new activation (`ACTIVATIONS` of `gatespec.py`, its function in `model/gates.py`) touches a second file.
 """
 
 from __future__ import annotations
 
-import itertools
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
 
+from gatebench.design import WORDS, Design, parse_design
 from gatebench.errors import UserError, nearest
+from gatebench.gatespec import GATE_GRAMMAR, POSITIONS, GateSpec, factorial, parse_gate
 
-POSITIONS = {"g1": "SDPA output", "g2": "value", "g3": "key", "g4": "query", "g5": "after the output projection"}
-GRANULARITIES = ("headwise", "elementwise")
-MODES = ("multiplicative", "additive", "transform")
-ACTIVATIONS = {
-    "sigmoid": "σ({})",
-    "silu": "SiLU({})",
-    "ns_sigmoid": "(½ + ½·σ({}))",
-    "identity": "({})",
-    "tanh": "tanh({})",
-    "relu": "ReLU({})",
-}
-TRANSFORMS = {"rmsnorm": "RMSNorm({})", "silu_only": "SiLU({})"}
-SYMBOLS = {"g1": "Y", "g2": "V", "g3": "K", "g4": "Q", "g5": "O"}
-GRAMMAR = (
-    "g{1..5}_{headwise|elementwise}[_shared][_additive][_{silu|ns_sigmoid|identity|tanh|relu}][_input_independent] "
-    "or g{1..5}_{rmsnorm|silu_only}, joined by +"
-)
-
-_GATE = re.compile(
-    r"(?P<position>g[1-5])_(?P<granularity>headwise|elementwise)(?P<shared>_shared)?(?P<additive>_additive)?"
-    r"(?:_(?P<activation>silu|ns_sigmoid|identity|tanh|relu))?(?P<constant>_input_independent)?"
-)
-_TRANSFORM = re.compile(r"(?P<position>g[1-5])_(?P<transform>rmsnorm|silu_only)")
-
-
-@dataclass(frozen=True)
-class GateSpec:
-    """Everything about one gate; `model/gates.py` is the only place that interprets it.
-
-    With S the site's tensor (per head h: Y_h, V_h, K_h, Q_h, or O after the output projection) and X the attention input:
-    multiplicative S' = S ⊙ a(XW), additive S' = S + a(XW), transform S' = a(S). The gate at G3 and G4 acts after
-    QK-norm (before it, the norm would undo a headwise gate) and before RoPE (so that scores stay relative).
-    """
-
-    position: str
-    granularity: str = "elementwise"
-    shared: bool = False
-    """One score for all heads: the mean over heads of every head's own scores, so the parameter count stays that of
-    the head-specific gate, as in the paper's Table 1."""
-    mode: str = "multiplicative"
-    activation: str = "sigmoid"
-    source: str = "hidden"
-    """What the score is computed from: `hidden` (attention input), `constant` (a learned θ, zero at the start: the
-    paper's input-independent gate), or `self` (the gated tensor: `rmsnorm`, `silu_only`)."""
-    shared_average: str = "scores"
-    """Where sharing averages: `scores` (after the activation) or `logits` (before). The paper does not say;
-    after it, the added parameters are not redundant, so that is the default."""
-
-    def __post_init__(self) -> None:
-        legal: dict[str, tuple[str, ...]] = {
-            "position": tuple(POSITIONS),
-            "granularity": GRANULARITIES,
-            "mode": MODES,
-            "activation": tuple(TRANSFORMS) if self.mode == "transform" else tuple(ACTIVATIONS),
-            "source": ("self",) if self.mode == "transform" else ("hidden", "constant"),
-            "shared_average": ("scores", "logits"),
-        }
-        for key, words in legal.items():
-            if getattr(self, key) not in words:
-                raise UserError(f"GateSpec.{key}={getattr(self, key)!r}: legal: {', '.join(words)}")
-        if self.mode == "transform" and (self.shared or self.granularity != "elementwise"):
-            raise UserError(
-                f"GateSpec.mode='transform': {self.activation} acts on elements, per head; no other form exists"
-            )
-        if self.position == "g5" and (self.granularity == "headwise" or self.shared):
-            raise UserError(
-                f"{self.name}: the output projection has mixed the heads, so G5 has no headwise and no shared form; "
-                "legal: g5_elementwise[_additive][_{silu|ns_sigmoid|identity|tanh|relu}][_input_independent], "
-                "g5_rmsnorm, g5_silu_only"
-            )
-
-        if self.activation == "relu" and self.source == "constant":
-            raise UserError(
-                f"{self.name}: θ starts at 0, where ReLU has no gradient, so the gate would never move; "
-                "legal with input_independent: sigmoid, silu, ns_sigmoid, identity, tanh"
-            )
-
-    @property
-    def name(self) -> str:
-        """The gate's name in the grammar; `parse_gate(spec.name) == spec` for all that the grammar spells."""
-        if self.mode == "transform":
-            return f"{self.position}_{self.activation}"
-        parts = [self.position, self.granularity]
-        parts += ["shared"] if self.shared else []
-        parts += ["additive"] if self.mode == "additive" else []
-        parts += [self.activation] if self.activation != "sigmoid" else []
-        parts += ["input_independent"] if self.source == "constant" else []
-        return "_".join(parts)
-
-    @property
-    def equation(self) -> str:
-        """One line: what the gate does at its site."""
-        tensor = SYMBOLS[self.position]
-        if self.mode == "transform":
-            site = tensor if self.position == "g5" else f"{tensor}_h"
-            return f"{site}' = " + TRANSFORMS[self.activation].format(site)
-        site = tensor if self.position == "g5" else f"{tensor}_h"
-        logit = "θ" if self.source == "constant" else "X W_θ"
-        if self.position != "g5":
-            logit += "_h" if self.source == "constant" else ",h"
-        activation = ACTIVATIONS[self.activation]
-        if not self.shared:
-            score = activation.format(logit)
-        elif self.shared_average == "scores":
-            score = "mean_h " + activation.format(logit)
-        else:
-            score = activation.format(f"mean_h {logit}")
-        return f"{site}' = {site} {'+' if self.mode == 'additive' else '⊙'} {score}"
-
-    @property
-    def score_shape(self) -> str:
-        """Shape of the score in the paper's letters: n tokens, q query heads, k KV heads, dk head size."""
-        if self.mode == "transform":
-            return "none"
-        rows = "" if self.source == "constant" else "n x "
-        if self.position == "g5":
-            return f"{rows}dmodel"
-        heads = "q" if self.position in ("g1", "g4") else "k"
-        if self.granularity == "headwise":
-            return f"{rows}{1 if self.shared else heads}"
-        return f"{rows}dk" if self.shared else f"{rows}{heads} x dk"
+GRAMMAR = f"{GATE_GRAMMAR}, or {', '.join(word.form for word in WORDS)}; joined by +"
 
 
 @dataclass(frozen=True)
@@ -155,7 +29,9 @@ class Variant:
     name: str
     gates: tuple[GateSpec, ...] = ()
     ratios: Mapping[str, Fraction] = field(default_factory=dict)
-    """Architecture overrides as ratios to the recipe (`n_kv_heads`, `n_heads`), so that they mean the same at every scale."""
+    """Overrides of the recipe's shape as ratios (`n_kv_heads`, `n_heads`), so that they mean the same at every scale."""
+    design: Design = field(default_factory=Design)
+    """What else differs in a layer."""
     label: str = ""
     group: str = "factorial"
     tables: Mapping[int, int] = field(default_factory=dict)
@@ -172,28 +48,14 @@ class Variant:
         return tuple(gate for gate in self.gates if gate.position == position)
 
 
-def parse_gate(name: str) -> GateSpec:
-    """Return the gate that `name` spells. Raises UserError for a name outside the grammar."""
-    if match := _TRANSFORM.fullmatch(name):
-        return GateSpec(match["position"], mode="transform", activation=match["transform"], source="self")
-    if match := _GATE.fullmatch(name):
-        return GateSpec(
-            position=match["position"],
-            granularity=match["granularity"],
-            shared=bool(match["shared"]),
-            mode="additive" if match["additive"] else "multiplicative",
-            activation=match["activation"] or "sigmoid",
-            source="constant" if match["constant"] else "hidden",
-        )
-    raise UserError(f"variant '{name}': unknown; {nearest(name, all_names())} (grammar: {GRAMMAR})")
-
-
 def _curated(
     name: str, label: str, reason: str, *, group: str, tables: Mapping[int, int] | None = None, alias: str = ""
 ) -> Variant:
+    gate = parse_gate(name)
+    assert gate is not None, name
     return Variant(
         name=name,
-        gates=(parse_gate(name),),
+        gates=(gate,),
         label=label,
         group=group,
         tables=tables or {},
@@ -264,19 +126,6 @@ CURATED: tuple[Variant, ...] = (
 )  # fmt: skip
 
 
-def factorial() -> Iterator[GateSpec]:
-    """Yield {G1..G5} x {headwise, elementwise} x {specific, shared} x {multiplicative, additive} x {sigmoid, silu}.
-
-    Of the 80 cells 68 have a meaning: G5 sits after the output projection, which has mixed the heads, so its 12 headwise
-    or shared cells do not exist.
-    """
-    cells = itertools.product(POSITIONS, GRANULARITIES, (False, True), MODES[:2], ("sigmoid", "silu"))
-    for position, granularity, shared, mode, activation in cells:
-        if position == "g5" and (shared or granularity == "headwise"):
-            continue
-        yield GateSpec(position, granularity, shared, mode, activation)
-
-
 def _describe(gate: GateSpec) -> Variant:
     """Return an uncurated variant of one gate, with a label and a reason made from its parts."""
     if gate.mode == "transform":
@@ -326,6 +175,7 @@ def get(name: str) -> Variant:
         return parts[0]
     gates: list[GateSpec] = []
     ratios: dict[str, Fraction] = {}
+    design = Design()
     for part in parts:
         if part.name == "baseline":
             raise UserError(f"variant '{name}': baseline has nothing to combine; name the other parts alone")
@@ -337,13 +187,15 @@ def get(name: str) -> Variant:
             if key in ratios:
                 raise UserError(f"variant '{name}': {key} is overridden twice; each override may stand once")
             ratios[key] = ratio
+        design = design.merged(part.design, name)
     gates.sort(key=lambda gate: gate.position)
     parts.sort(key=lambda part: (part.gates[0].position, "") if part.gates else ("", part.name))
-    names = sorted(part.name for part in parts if not part.gates) + [gate.name for gate in gates]
+    scaled = sorted(part.name for part in parts if part.ratios)
     return Variant(
-        "+".join(names),
+        "+".join([*scaled, *design.words, *(gate.name for gate in gates)]),
         tuple(gates),
         ratios,
+        design,
         label=" + ".join(part.label for part in parts),
         group="combined",
         reason="a combination",
@@ -357,8 +209,14 @@ def _get_part(name: str) -> Variant:
     for variant in listed.values():
         if name in variant.aliases:
             return variant
-    gate = parse_gate(name)
-    return listed.get(gate.name) or _describe(gate)
+    if gate := parse_gate(name):
+        return listed.get(gate.name) or _describe(gate)
+    if design := parse_design(name):
+        word = design.words[0]
+        return listed.get(word) or Variant(
+            word, design=design, label=word, group="design", reason="named by the grammar"
+        )
+    raise UserError(f"variant '{name}': unknown; {nearest(name, all_names())} (grammar: {GRAMMAR})")
 
 
 def select(pattern: str) -> list[Variant]:

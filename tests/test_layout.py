@@ -18,7 +18,7 @@ PACKAGE = ROOT / "gatebench"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Anyone may import these; they import only one another.
-BASE = {"errors", "paths", "config", "recipes", "variants", "paper"}
+BASE = {"errors", "paths", "config", "recipes", "gatespec", "design", "variants", "paper"}
 # Each of these imports from those to its left and from BASE.
 LAYERS = ["model", "data", "training", "evaluation", "sweep", "report", "cli"]
 

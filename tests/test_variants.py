@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from gatebench import variants
 from gatebench.errors import UserError
+from gatebench.gatespec import GateSpec, factorial, parse_gate
 from gatebench.paths import project_root
-from gatebench.variants import GateSpec, Variant, factorial, get, parse_gate, registry, select
+from gatebench.variants import Variant, get, registry, select
 
 ACTIVATION_WORDS = ("", "_silu", "_ns_sigmoid", "_identity", "_tanh", "_relu")
 

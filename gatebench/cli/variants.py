@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from gatebench.config import RunConfig
+    from gatebench.gatespec import GateSpec
     from gatebench.model.accounting import Accounting
-    from gatebench.variants import GateSpec, Variant
+    from gatebench.variants import Variant
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on standard output.")]
 
@@ -79,7 +80,7 @@ def _facts(variant: Variant) -> dict[str, Any]:
 
 
 def _gate_facts(gate: GateSpec) -> dict[str, Any]:
-    from gatebench.variants import POSITIONS
+    from gatebench.gatespec import POSITIONS
 
     order = " (after QK-norm, before RoPE)" if gate.position in ("g3", "g4") else ""
     return {

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from gatebench.model.gates import Gate
 
@@ -20,6 +20,20 @@ def removing() -> Iterator[list[Any]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Make `module` compute `forward` instead of its own; its hooks go on as before. May nest."""
+    outer = vars(module).get("forward")
+    vars(module)["forward"] = forward
+    try:
+        yield
+    finally:
+        if outer is None:
+            del vars(module)["forward"]
+        else:
+            vars(module)["forward"] = outer
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from gatebench.errors import UserError, nearest
 from gatebench.evaluation.gate_scores import SITES, scored_gates
-from gatebench.evaluation.hooks import removing, scores_replaced
+from gatebench.evaluation.hooks import forward_replaced, removing, scores_replaced
 from gatebench.model.gates import Gate
 from gatebench.model.transformer import Transformer
 
@@ -181,7 +181,6 @@ def blocked_first_key(model: Transformer, layers: Collection[int] | None = None)
     Needs no mask: queries and keys from the second on are causal among themselves. Prefill only (no KV cache).
     """
     chosen = _attentions(model, layers)
-    originals = [attention.attend for attention in chosen]
 
     def without_first_key(attend: Any) -> Any:
         def blocked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -192,13 +191,10 @@ def blocked_first_key(model: Transformer, layers: Collection[int] | None = None)
 
         return blocked
 
-    try:
-        for attention, original in zip(chosen, originals, strict=True):
-            attention.attend = without_first_key(original)
+    with ExitStack() as stack:
+        for attention in chosen:
+            stack.enter_context(forward_replaced(attention.kernel, without_first_key(attention.kernel.forward)))
         yield
-    finally:
-        for attention, original in zip(chosen, originals, strict=True):
-            attention.attend = original
 
 
 @contextmanager

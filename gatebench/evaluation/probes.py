@@ -1,7 +1,7 @@
-"""All probes of one model in one pass: sinks, massive activations, SDPA output, values and gate scores.
+"""All probes of one model in one pass: sinks, destinations, massive activations, SDPA output, values, gate scores.
 
-Everything streams over windows; nothing holds a T x T map. The definitions are in `sinks`, `activations` and
-`gate_scores`; here are the hooks that feed them and the result. Letters: L layers, H query heads.
+Everything streams over windows; nothing holds a T x T map. The definitions are in `sinks`, `destinations`,
+`activations` and `gate_scores`; here are the hooks that feed them and the result. Letters: L layers, H query heads.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gatebench.evaluation.activations import QUANTITIES, ActivationStats, SdpaOutputStats, ValueNorms
+from gatebench.evaluation.destinations import DestinationStats
 from gatebench.evaluation.gate_scores import (
     SITES,
     GateStats,
@@ -34,8 +35,7 @@ from gatebench.evaluation.sinks import (
     attention_to_first_keys,
     uniform_first_token_share,
 )
-from gatebench.model.attention import Attention
-from gatebench.model.gates import Gate
+from gatebench.model.gates import Gate, GateInputs
 from gatebench.model.transformer import Block, Transformer
 
 __all__ = ["GateStats", "ProbeResult", "attention_to_first_keys", "probe", "uniform_first_token_share"]
@@ -53,6 +53,8 @@ class ProbeResult:
     """Site -> layer -> gate."""
     n_tokens: int
     seq_len: int
+    destinations: DestinationStats | None
+    """None where they were not asked for."""
 
     @property
     def share(self) -> NDArray[np.float64]:
@@ -94,6 +96,7 @@ class ProbeResult:
             **self.activations.summary(),
             **self.sdpa_output.summary(),
             **self.values.summary(),
+            **({} if self.destinations is None else self.destinations.summary()),
             **gate_spread(self.gates),
         }
 
@@ -104,6 +107,7 @@ class ProbeResult:
             **self.activations.arrays(),
             **self.sdpa_output.arrays(),
             **self.values.arrays(),
+            **({} if self.destinations is None else self.destinations.arrays()),
             **gate_arrays(self.gates),
         }
 
@@ -111,15 +115,17 @@ class ProbeResult:
 class _Recorder:
     """Forward hooks that accumulate what `ProbeResult` reports."""
 
-    def __init__(self, model: Transformer, length: int) -> None:
+    def __init__(self, model: Transformer, length: int, *, with_destinations: bool) -> None:
         self.model = model
+        self.triggers = torch.empty(0)
+        """(B, T) of the batch that passes: which of its tokens are triggers."""
         config = model.config
         self.sinks = SinkStats(config.n_layers, config.n_heads, length, min(TRACKED_KEYS, config.head_dim))
         self.activations = ActivationStats(config.n_layers)
         self.sdpa_output = SdpaOutputStats(config.n_layers)
         self.values = ValueNorms(config.n_layers, config.n_kv_heads)
+        self.destinations = DestinationStats(config.n_layers, config.n_heads, length) if with_destinations else None
         self.gates: GateTable = {}
-        self._counted = True
         for site in SITES:
             layers = [scored_gates(block, site) for block in model.blocks]
             if layers[0]:
@@ -131,9 +137,11 @@ class _Recorder:
         with removing() as handles:
             for index, block in enumerate(self.model.blocks):
                 assert isinstance(block, Block)
-                handles.append(block.attn.register_forward_pre_hook(self._attention_hook(index)))
+                handles.append(block.attn.kernel.register_forward_pre_hook(self._attention_hook(index)))
                 handles.append(block.attn.g1.register_forward_hook(self._sdpa_hook(index)))
                 handles.append(block.attn.g2.register_forward_hook(self._value_hook(index)))
+                handles.append(block.attn.o_proj.register_forward_hook(self._norm_hook(index, "o_proj")))
+                handles.append(block.attn.register_forward_hook(self._norm_hook(index, "output")))
                 handles.append(block.attn.register_forward_hook(self._output_hook(index, "attn_output")))
                 handles.append(block.ffn_norm.register_forward_pre_hook(self._input_hook(index, "attn_residual")))
                 handles.append(block.ffn.register_forward_hook(self._output_hook(index, "ffn_output")))
@@ -154,11 +162,10 @@ class _Recorder:
 
     def _attention_hook(self, index: int) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            assert isinstance(module, Attention)
-            self._counted = False  # the gates at G3 and G4 run once more, in the forward pass proper
-            q, k = module.queries_keys(*args[:3])
-            self._counted = True
-            self.sinks.add(index, attention_to_first_keys(q, k, module.attend))
+            q, k = args[:2]
+            self.sinks.add(index, attention_to_first_keys(q, k, module.forward))
+            if self.destinations is not None:
+                self.destinations.add_attention(index, q, k, self.triggers)
 
         return hook
 
@@ -166,29 +173,39 @@ class _Recorder:
         def hook(module: nn.Module, args: tuple[Tensor, Tensor], output: Tensor) -> None:
             self.sdpa_output.add(index, "before", args[0])
             self.sdpa_output.add(index, "after", output)
+            if self.destinations is not None:
+                self.destinations.add_output(index, "sdpa", args[0], self.triggers)
+                self.destinations.add_output(index, "gated", output, self.triggers)
+
+        return hook
+
+    def _norm_hook(self, index: int, stage: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            if self.destinations is not None:
+                self.destinations.add_output(index, stage, output, self.triggers)
 
         return hook
 
     def _control_hook(self, index: int) -> Any:
         means = [stats.mean for stats in self.gates["g1"][index]]
 
-        def hook(module: nn.Module, args: tuple[Tensor, Tensor], output: Tensor) -> None:
-            site, x = args
+        def hook(module: nn.Module, args: tuple[Tensor, GateInputs], output: Tensor) -> None:
+            site, inputs = args
             remaining = iter(means)
             for gate in module.gates:  # type: ignore[union-attr]
                 assert isinstance(gate, Gate)
                 if gate.spec.source == "self":
-                    site = gate.forward(site, x)
+                    site = gate.forward(site, inputs)
                     continue
                 with scores_replaced(gate, site.new_full((1,), next(remaining))):
-                    site = gate.forward(site, x)
+                    site = gate.forward(site, inputs)
             self.sdpa_output.add(index, "mean_gate", site)
 
         return hook
 
     def _value_hook(self, index: int) -> Any:
         def hook(module: nn.Module, args: tuple[Tensor, Tensor], output: Tensor) -> None:
-            self.values.add(index, args[0], output)
+            self.values.add(index, args[0], output, self.triggers)
 
         return hook
 
@@ -211,11 +228,9 @@ class _Recorder:
     def _gate_hook(self, stats: GateStats) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
             assert isinstance(module, Gate)
-            if not self._counted:
-                return
             logits = module.logits(args[1]).float()
             scores = module.scores(logits)
-            scores = scores.expand(*args[1].shape[:2], -1, -1)  # a constant gate's count for every token
+            scores = scores.expand(*args[1].hidden.shape[:2], -1, -1)  # a constant gate's count for every token
             stats.add(scores, logits)
             stats.add_first(scores)
 
@@ -223,16 +238,27 @@ class _Recorder:
 
 
 @torch.no_grad()
-def probe(model: Transformer, inputs: NDArray[np.int64], *, batch_size: int, device: torch.device) -> ProbeResult:
+def probe(
+    model: Transformer,
+    inputs: NDArray[np.int64],
+    *,
+    batch_size: int,
+    device: torch.device,
+    triggers: NDArray[np.bool_] | None = None,
+    with_destinations: bool = True,
+) -> ProbeResult:
     """Run all probes on `inputs` (N, T), full windows without padding, in the dtype of the weights (fp32).
 
-    A model with scores at G1 is passed twice: the control needs the mean gate first. Memory is linear in T.
+    `triggers` (N, T) says which tokens are triggers, on bigram-backcopy data; None is none. A model with scores at G1
+    is passed twice: the control needs the mean gate first. Memory is linear in T.
     """
     model.eval()
-    recorder = _Recorder(model, inputs.shape[1])
+    recorder = _Recorder(model, inputs.shape[1], with_destinations=with_destinations)
+    marked = np.zeros(inputs.shape, dtype=bool) if triggers is None else triggers
 
     def forward() -> None:
         for start in range(0, len(inputs), batch_size):
+            recorder.triggers = torch.from_numpy(marked[start : start + batch_size]).to(device)
             model.hidden(torch.from_numpy(inputs[start : start + batch_size]).to(device))
 
     with recorder.attached():
@@ -248,4 +274,5 @@ def probe(model: Transformer, inputs: NDArray[np.int64], *, batch_size: int, dev
         gates=recorder.gates,
         n_tokens=int(inputs.size),
         seq_len=inputs.shape[1],
+        destinations=recorder.destinations,
     )

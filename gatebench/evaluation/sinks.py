@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gatebench.errors import UserError
 from gatebench.evaluation.hooks import removing
-from gatebench.model.attention import Attention, attention_map, sdpa
+from gatebench.model.attention import attention_map, sdpa
 from gatebench.model.transformer import Block, Transformer
 
 SINK_EPSILON = 0.3
@@ -182,8 +182,7 @@ def attention_maps(
 
     def hook(place: int) -> Any:
         def add(module: nn.Module, args: tuple[Any, ...]) -> None:
-            assert isinstance(module, Attention)
-            total[place] += attention_map(*module.queries_keys(*args[:3]))[0].float().cpu()
+            total[place] += attention_map(*args[:2])[0].float().cpu()
 
         return add
 
@@ -192,7 +191,7 @@ def attention_maps(
         for place, layer in enumerate(layers):
             block = model.blocks[layer]
             assert isinstance(block, Block)
-            handles.append(block.attn.register_forward_pre_hook(hook(place)))
+            handles.append(block.attn.kernel.register_forward_pre_hook(hook(place)))
         for row in inputs:
             model.hidden(torch.from_numpy(row[None, :length]).to(device))
     return (total / len(inputs)).numpy()

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from gatebench.config import ModelConfig, RunConfig, apply_variant
 from gatebench.errors import UserError
-from gatebench.variants import GateSpec, Variant, get
+from gatebench.gatespec import GateSpec
+from gatebench.variants import Variant, get
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def layer_breakdown(config: ModelConfig, variant: Variant) -> dict[str, int]:
         "o_proj": (q + bias) * c,
         "qk_norm": 2 * config.head_dim * config.qk_norm,
         "ffn": 3 * c * config.ffn_dim,
-        "norms": 2 * c,
+        "norms": (4 if variant.design.sandwich_norm else 2) * c,
     }
     return parts | {gate.name: gate_params(config, gate) for gate in variant.gates}
 

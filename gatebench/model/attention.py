@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gatebench.config import ModelConfig
-from gatebench.model.gates import GateSite
+from gatebench.model.gates import GateInputs, GateSite
 from gatebench.model.norm import RMSNorm
 from gatebench.variants import Variant
 
@@ -105,6 +105,14 @@ def eager(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return attention_map(q, k).to(v.dtype) @ v
 
 
+class Softmax(nn.Module):
+    """Softmax attention; a module, so that what it reads can be hooked."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return (B, H, T, D) for q (B, H, T, D), k and v (B, K, S, D)."""
+        return sdpa(q, k, v)
+
+
 class Attention(nn.Module):
     """Grouped-query attention with QK-norm and RoPE; one call at each of the paper's five gate positions."""
 
@@ -128,24 +136,28 @@ class Attention(nn.Module):
         self.g3 = site("g3", k, d)
         self.g4 = site("g4", h, d)
         self.g5 = site("g5", 1, c)
-        self.attend = sdpa
+        self.kernel = Softmax()
 
-    def queries_keys(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Return q (B, H, T, D) and k (B, K, T, D), normed, gated, rotated, for the attention input `x` (B, T, C)."""
+    def project(self, x: Tensor) -> GateInputs:
+        """Return `x` (B, T, C) with its queries, keys and values: normed, not yet gated or rotated."""
         q = self.q_norm(self.q_proj(x).unflatten(-1, (self.n_heads, -1)))  # (B, T, H, D)
         k = self.k_norm(self.k_proj(x).unflatten(-1, (self.n_kv_heads, -1)))  # (B, T, K, D)
-        q = self.g4(q, x)
-        k = self.g3(k, x)
+        v = self.v_proj(x).unflatten(-1, (self.n_kv_heads, -1))  # (B, T, K, D)
+        return GateInputs(x, q, k, v)
+
+    def queries_keys(self, inputs: GateInputs, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Return q (B, H, T, D) and k (B, K, T, D) as attention reads them: gated and rotated."""
+        q, k = self.g4(inputs.query, inputs), self.g3(inputs.key, inputs)
         return rotate(q, cos, sin).transpose(1, 2), rotate(k, cos, sin).transpose(1, 2)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | None = None) -> Tensor:
         """Return the attention output (B, T, C) for the normed hidden states `x` (B, T, C)."""
-        q, k = self.queries_keys(x, cos, sin)  # (B, H, T, D), (B, K, T, D)
-        v = self.v_proj(x).unflatten(-1, (self.n_kv_heads, -1))  # (B, T, K, D)
-        v = self.g2(v, x).transpose(1, 2)  # (B, K, T, D)
+        inputs = self.project(x)
+        q, k = self.queries_keys(inputs, cos, sin)  # (B, H, T, D), (B, K, T, D)
+        v = self.g2(inputs.value, inputs).transpose(1, 2)  # (B, K, T, D)
         if cache is not None:
             k, v = cache.extend(k, v)  # (B, K, S, D)
-        y = self.attend(q, k, v).transpose(1, 2)  # (B, T, H, D)
-        y = self.g1(y, x)
+        y = self.kernel(q, k, v).transpose(1, 2)  # (B, T, H, D)
+        y = self.g1(y, inputs)
         out = self.o_proj(y.flatten(2))  # (B, T, C)
-        return self.g5(out.unsqueeze(2), x).squeeze(2)
+        return self.g5(out.unsqueeze(2), inputs).squeeze(2)

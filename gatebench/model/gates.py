@@ -6,13 +6,14 @@ Letters: B batch, T tokens, C d_model, H heads at the site, D head_dim (at G5: H
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gatebench.gatespec import GateSpec
 from gatebench.model.norm import rms_norm
-from gatebench.variants import GateSpec
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
@@ -27,6 +28,19 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def score_width(spec: GateSpec, n_heads: int, head_dim: int) -> int:
     """Return how many raw scores a gate computes per token, before any sharing."""
     return n_heads if spec.granularity == "headwise" else n_heads * head_dim
+
+
+class GateInputs(NamedTuple):
+    """What a layer offers its gates to compute scores from; each may use what its `GateSpec.source` names."""
+
+    hidden: Tensor
+    """The attention input (B, T, C), normed."""
+    query: Tensor
+    """(B, T, H, D), after QK-norm, before a G4 gate and RoPE."""
+    key: Tensor
+    """(B, T, K, D), after QK-norm, before a G3 gate and RoPE."""
+    value: Tensor
+    """(B, T, K, D), before a G2 gate."""
 
 
 class Gate(nn.Module):
@@ -53,11 +67,11 @@ class Gate(nn.Module):
             # One gain per channel of every head: head-specific, as a GroupNorm with one group per head has it.
             self.gain = nn.Parameter(torch.ones(n_heads, head_dim))
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Return raw scores (B, T, H, D or 1) for attention input `x` (B, T, C); (1, 1, H, D or 1) from a constant."""
+    def logits(self, inputs: GateInputs) -> Tensor:
+        """Return raw scores (B, T, H, D or 1); (1, 1, H, D or 1) from a constant."""
         if self.spec.source == "constant":
-            return self.theta.to(x.dtype)[None, None]
-        return self.proj(x).unflatten(-1, (self.n_heads, -1))
+            return self.theta.to(inputs.hidden.dtype)[None, None]
+        return self.proj(inputs.hidden).unflatten(-1, (self.n_heads, -1))
 
     def scores(self, logits: Tensor) -> Tensor:
         """Return what multiplies or is added: the activation of `logits`, averaged over heads where shared."""
@@ -68,13 +82,13 @@ class Gate(nn.Module):
             return activation(logits.mean(dim=-2, keepdim=True))
         return activation(logits).mean(dim=-2, keepdim=True)
 
-    def forward(self, site: Tensor, x: Tensor) -> Tensor:
-        """Return the gated `site` (B, T, H, D) for the attention input `x` (B, T, C)."""
+    def forward(self, site: Tensor, inputs: GateInputs) -> Tensor:
+        """Return the gated `site` (B, T, H, D)."""
         if self.spec.mode == "transform":
             if self.spec.activation == "silu_only":
                 return F.silu(site)
             return rms_norm(site, self.head_dim, self.gain, self.norm_eps)
-        scores = self.scores(self.logits(x))
+        scores = self.scores(self.logits(inputs))
         return site + scores if self.spec.mode == "additive" else site * scores
 
 
@@ -89,8 +103,8 @@ class GateSite(nn.Module):
             Gate(spec, d_model, n_heads, head_dim, bias=bias, norm_eps=norm_eps) for spec in specs
         )
 
-    def forward(self, site: Tensor, x: Tensor) -> Tensor:
-        """Return `site` (B, T, H, D) after all gates here, scored from `x` (B, T, C)."""
+    def forward(self, site: Tensor, inputs: GateInputs) -> Tensor:
+        """Return `site` (B, T, H, D) after all gates here."""
         for gate in self.gates:
-            site = gate(site, x)
+            site = gate(site, inputs)
         return site

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gatebench.config import ModelConfig
+from gatebench.design import Design
 from gatebench.model.attention import Attention, KVCache, Rope
 from gatebench.model.loss import linear_cross_entropy
 from gatebench.model.norm import RMSNorm
@@ -29,20 +30,40 @@ class SwiGLU(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
+class SublayerOutput(nn.Module):
+    """What happens to a sublayer's output before it is added to the residual stream: nothing, a clamp, a norm, or both.
+
+    The clamp of the paper's appendix A.6 to [-c, c] comes first, then the second norm of a sandwich (its Table 2).
+    """
+
+    def __init__(self, config: ModelConfig, design: Design) -> None:
+        super().__init__()
+        self.clip = design.output_clip
+        self.norm = RMSNorm(config.d_model, eps=config.norm_eps) if design.sandwich_norm else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (B, T, C) for the output `x` (B, T, C) of a sublayer."""
+        if self.clip is not None:
+            x = x.clamp(-self.clip, self.clip)
+        return self.norm(x)
+
+
 class Block(nn.Module):
-    """One pre-norm layer: h + Attn(N(h)), then h + FFN(N(h))."""
+    """One pre-norm layer: h + Attn(N(h)), then h + FFN(N(h)); a `Design` may change what is added."""
 
     def __init__(self, config: ModelConfig, variant: Variant) -> None:
         super().__init__()
         self.attn_norm = RMSNorm(config.d_model, eps=config.norm_eps)
         self.attn = Attention(config, variant)
+        self.attn_out = SublayerOutput(config, variant.design)
         self.ffn_norm = RMSNorm(config.d_model, eps=config.norm_eps)
         self.ffn = SwiGLU(config.d_model, config.ffn_dim)
+        self.ffn_out = SublayerOutput(config, variant.design)
 
     def forward(self, h: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | None = None) -> Tensor:
         """Return the residual stream (B, T, C) after this layer."""
-        h = h + self.attn(self.attn_norm(h), cos, sin, cache)
-        return h + self.ffn(self.ffn_norm(h))
+        h = h + self.attn_out(self.attn(self.attn_norm(h), cos, sin, cache))
+        return h + self.ffn_out(self.ffn(self.ffn_norm(h)))
 
 
 class Transformer(nn.Module):

@@ -158,7 +158,7 @@ def test_value_norms_of_made_up_values() -> None:
     """First token (3, 4): 5; the others 1 and 3: 2. Halved by a gate: 2.5 and 1."""
     raw = torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, -3.0]]).view(1, 3, 1, 2)
     norms = ValueNorms(1, 1)
-    norms.add(0, raw, raw / 2)
+    norms.add(0, raw, raw / 2, torch.zeros(raw.shape[:2], dtype=torch.bool))
     arrays = {name: float(array[0, 0]) for name, array in norms.arrays().items()}
     assert arrays == {
         "value_norm_raw_first": 5.0,

@@ -44,7 +44,7 @@ def explicit_shares(model: Transformer, ids: Any) -> tuple[Any, Any]:
     shares: list[Tensor] = []
 
     def hook(module: Any, args: tuple[Any, ...]) -> None:
-        shares.append(attention_map(*module.queries_keys(*args[:3]))[..., 0])  # (B, H, T)
+        shares.append(attention_map(*module.queries_keys(module.project(args[0]), *args[1:3]))[..., 0])  # (B, H, T)
 
     handles = [block.attn.register_forward_pre_hook(hook) for block in model.blocks]
     with torch.no_grad():

@@ -48,7 +48,7 @@ def explicit_maps(model: Transformer, ids: Any) -> Any:
     maps: list[Tensor] = []
 
     def hook(module: Any, args: tuple[Any, ...]) -> None:
-        maps.append(attention_map(*module.queries_keys(*args[:3])))
+        maps.append(attention_map(*module.queries_keys(module.project(args[0]), *args[1:3])))
 
     handles = [block.attn.register_forward_pre_hook(hook) for block in model.blocks]
     with torch.no_grad():

@@ -9,6 +9,7 @@ from gatebench import variants
 from gatebench.config import ModelConfig, apply_variant
 from gatebench.model.attention import eager
 from gatebench.model.build import build_model
+from gatebench.model.gates import GateInputs
 from gatebench.model.transformer import Transformer
 
 TINY = ModelConfig(n_layers=2, d_model=24, n_heads=4, n_kv_heads=2, head_dim=8, ffn_dim=20, vocab_size=61, init_std=0.2)
@@ -53,10 +54,16 @@ def token_ids(batch: int = 2, length: int = 9, vocab_size: int = TINY.vocab_size
     return torch.randint(vocab_size, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
+def hidden_only(x: Tensor) -> GateInputs:
+    """Return the inputs of gates that read the attention input `x` (B, T, C) and nothing else."""
+    nothing = x.new_full((), float("nan"))
+    return GateInputs(x, nothing, nothing, nothing)
+
+
 def use_eager(model: Transformer) -> Transformer:
     """Return `model` after sending its attention through the explicit map."""
     for block in model.blocks:
-        block.attn.attend = eager
+        vars(block.attn.kernel)["forward"] = eager
     return model
 
 

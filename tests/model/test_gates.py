@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from gatebench.gatespec import GateSpec, parse_gate
 from gatebench.model.gates import Gate, GateSite
-from gatebench.variants import GateSpec, parse_gate
-from tests.model.shapes import build, token_ids
+from tests.model.shapes import build, hidden_only, token_ids
 
 LN3 = math.log(3.0)
-X = torch.tensor([[[LN3, 7.0]]])  # one token, d_model = 2
+X = hidden_only(torch.tensor([[[LN3, 7.0]]]))  # one token, d_model = 2
 SITE = torch.tensor([[[[2.0, 4.0], [6.0, 8.0]]]])  # two heads of 2
 
 
@@ -141,7 +141,7 @@ def test_shared_scores_are_the_mean_over_heads_of_the_specific_scores(position: 
             getattr(build(name).blocks[0].attn, position).gates[0]
             for name in (f"{position}_{granularity}", f"{position}_{granularity}_shared")
         )
-        theirs, ours = (g.scores(g.logits(x)) for g in (specific, shared))
+        theirs, ours = (g.scores(g.logits(hidden_only(x))) for g in (specific, shared))
     assert theirs.shape == (2, 5, 4 if position in ("g1", "g4") else 2, 1 if granularity == "headwise" else 8)
     assert ours.shape == (2, 5, 1, theirs.shape[-1])
     torch.testing.assert_close(ours, theirs.mean(dim=2, keepdim=True))
@@ -156,8 +156,8 @@ def test_key_and_query_gates_act_after_the_qk_norm() -> None:
         site.gates[0].theta.data.fill_(LN3)
         cos, sin = model.rope(0, 5, x.device)
         with torch.no_grad():
-            gated = model.blocks[0].attn.queries_keys(x, cos, sin)
-            plain = baseline.blocks[0].attn.queries_keys(x, cos, sin)
+            gated = model.blocks[0].attn.queries_keys(model.blocks[0].attn.project(x), cos, sin)
+            plain = baseline.blocks[0].attn.queries_keys(baseline.blocks[0].attn.project(x), cos, sin)
         torch.testing.assert_close(gated[which], 0.75 * plain[which])
         assert torch.equal(gated[1 - which], plain[1 - which])
 
@@ -177,5 +177,5 @@ def test_scores_are_computed_in_the_dtype_of_the_activations() -> None:
     model = build("g1_elementwise").to(torch.bfloat16)
     scored = model.blocks[0].attn.g1.gates[0]
     x = torch.randn(1, 3, 24).to(torch.bfloat16)
-    assert scored.scores(scored.logits(x)).dtype == torch.bfloat16
+    assert scored.scores(scored.logits(hidden_only(x))).dtype == torch.bfloat16
     assert model(token_ids()).dtype == torch.bfloat16

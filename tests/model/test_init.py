@@ -9,7 +9,7 @@ from gatebench.config import ModelConfig
 from gatebench.model.build import build_model, build_run_model
 from gatebench.model.init import parameter_generator
 from gatebench.recipes import make_run
-from tests.model.shapes import TINY, build, token_ids
+from tests.model.shapes import TINY, build, hidden_only, token_ids
 
 
 def first_gate(model: torch.nn.Module, position: str = "g1") -> torch.nn.Module:
@@ -82,7 +82,7 @@ def test_a_sigmoid_gate_starts_near_one_half(name: str) -> None:
     gate = first_gate(model, name[:2])
     with torch.no_grad():
         h = model.blocks[0].attn_norm(model.embed(token_ids(2, 64, vocab_size=4096)))  # unit RMS per token
-        logits = gate.logits(h)
+        logits = gate.logits(hidden_only(h))
     # logits are N(0, 0.02² · 192): a standard deviation of 0.277
     assert logits.std().item() == pytest.approx(0.277, rel=0.1)
     assert gate.scores(logits).mean().item() == pytest.approx(0.5, abs=0.01)
@@ -97,14 +97,14 @@ def test_a_zero_initialised_gate_is_not_overwritten(name: str) -> None:
     assert not any(p.any() for p in gates)
     x = torch.randn(1, 3, TINY.d_model)
     gate = first_gate(model, name[:2])
-    assert (gate.scores(gate.logits(x)) == 0.5).all()
+    assert (gate.scores(gate.logits(hidden_only(x))) == 0.5).all()
     assert model.blocks[0].attn.q_proj.weight.std() > 0.1
 
 
 @pytest.mark.parametrize("name", ["g1_headwise_input_independent", "g1_elementwise_input_independent"])
 def test_input_independent_gates_start_at_exactly_one_half(name: str) -> None:
     gate = first_gate(build(name))
-    assert (gate.scores(gate.logits(torch.randn(1, 3, TINY.d_model))) == 0.5).all()
+    assert (gate.scores(gate.logits(hidden_only(torch.randn(1, 3, TINY.d_model)))) == 0.5).all()
 
 
 def test_gate_init_std_changes_gates_alone() -> None:

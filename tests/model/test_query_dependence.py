@@ -25,7 +25,7 @@ def rows_that_change(name: str) -> list[int]:
     with torch.no_grad():
         before = attn(x, cos, sin)
         site = getattr(attn, position)
-        hook = site.register_forward_pre_hook(lambda _, inputs: (inputs[0], other))
+        hook = site.register_forward_pre_hook(lambda _, args: (args[0], args[1]._replace(hidden=other)))
         after = attn(x, cos, sin)
         hook.remove()
     moved = (before - after).abs().amax(dim=(0, 2)) > 1e-6

@@ -67,7 +67,7 @@ def test_attention_maps_are_the_released_codes(kind: str) -> None:
         cos, sin = model.rope(0, ids.shape[1], ids.device)
         h = model.embed(ids)
         for block in model.blocks:
-            maps.append(attention_map(*block.attn.queries_keys(block.attn_norm(h), cos, sin)))
+            maps.append(attention_map(*block.attn.queries_keys(block.attn.project(block.attn_norm(h)), cos, sin)))
             h = block(h, cos, sin)
     assert len(maps) == 2
     for layer, ours in enumerate(maps):
