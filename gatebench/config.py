@@ -36,6 +36,42 @@ class Section(BaseModel):
         return content
 
 
+class MoEConfig(Section):
+    """A mixture of fine-grained SwiGLU experts in place of every feed-forward layer (docs/moe.md)."""
+
+    n_experts: int = Field(ge=2)
+    """Experts in a layer (E)."""
+    top_k: int = Field(ge=1)
+    """Experts that each token goes through (K): the ones with the largest router probabilities."""
+    expert_dim: int = Field(ge=1)
+    """Inner size of one expert; multiples of 8 are fastest."""
+    norm_topk_prob: bool = True
+    """Divide the top_k probabilities by their sum before they weigh the experts' outputs."""
+    lbl_coef: float = Field(1e-2, ge=0)
+    """Coefficient of the load-balancing loss, in lbl_convention."""
+    lbl_convention: Literal["megatron", "transformers"] = "megatron"
+    """megatron: one loss a layer, 1 when uniform, layers add. transformers: layers are pooled, top_k when uniform."""
+    lbl_scope: Literal["global_batch", "running", "micro_batch"] = "global_batch"
+    """Tokens whose loads balance: those of the optimiser step on all devices (exact: where batches are accumulated, a
+    forward pass counts first), of the step so far (Algorithm 1 of arXiv 2501.11873), or of one micro-batch."""
+    z_loss_coef: float = Field(1e-3, ge=0)
+    """Coefficient of the router z-loss, which layers add: mean over tokens of logsumexp(router logits)²."""
+
+    @model_validator(mode="after")
+    def _routable(self) -> MoEConfig:
+        if self.top_k > self.n_experts:
+            raise ValueError(
+                f"model.moe.top_k={self.top_k}: there are model.moe.n_experts={self.n_experts}; "
+                f"legal: 1 to {self.n_experts}"
+            )
+        if self.norm_topk_prob and self.top_k == 1:
+            raise ValueError(
+                "model.moe.norm_topk_prob=true: with top_k=1 every weight would be 1 and the loss would teach the "
+                "router nothing; legal: false, or top_k of at least 2"
+            )
+        return self
+
+
 class ModelConfig(Section):
     """The decoder-only transformer of the paper's Table 7: GQA, QK-norm, RoPE, SwiGLU, RMSNorm, pre-norm."""
 
@@ -47,7 +83,9 @@ class ModelConfig(Section):
     head_dim: int = Field(48, ge=2)
     """Size of one head; n_heads * head_dim need not be d_model."""
     ffn_dim: int = Field(512, ge=1)
-    """Inner size of the SwiGLU feed-forward layer."""
+    """Inner size of the SwiGLU feed-forward layer; with experts that of each, and follows from moe.expert_dim."""
+    moe: MoEConfig | None = None
+    """Experts in place of every feed-forward layer; null means none (dense)."""
     vocab_size: int = Field(4096, ge=4)
     """Must be the vocabulary of the corpus."""
     tie_embeddings: bool = True
@@ -56,6 +94,8 @@ class ModelConfig(Section):
     """One flag for q, k, v, o and the gates, as in the released code."""
     rope_theta: float = Field(10_000.0, gt=1)
     norm_eps: float = Field(1e-6, gt=0)
+    context_length: int | None = Field(None, ge=1)
+    """Training context that kernels such as sigmoid attention scale by, whatever they read; null means data.seq_len."""
     init_std: float = Field(0.02, gt=0)
     """Standard deviation of every weight matrix and embedding (released code: 0.02)."""
     gate_init_std: float | None = Field(None, ge=0)
@@ -73,6 +113,13 @@ class ModelConfig(Section):
                 f"model.n_heads={self.n_heads} is not a multiple of model.n_kv_heads={self.n_kv_heads}; "
                 f"legal n_kv_heads: {', '.join(map(str, divisors))}"
             )
+        if self.moe is not None:
+            if "ffn_dim" in self.model_fields_set and self.ffn_dim != self.moe.expert_dim:
+                raise ValueError(
+                    f"model.ffn_dim={self.ffn_dim}: with experts it is model.moe.expert_dim={self.moe.expert_dim}; "
+                    f"legal: that, or model.ffn_dim left out"
+                )
+            self.ffn_dim = self.moe.expert_dim
         return self
 
 
@@ -163,11 +210,14 @@ class TrainConfig(Section):
     """bf16 is bf16 mixed precision; auto takes it where the hardware multiplies it natively."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile of each block; auto compiles on CUDA, and on a CPU for long runs (docs/training.md)."""
+    recompute: bool = False
+    """Keep only each block's input for the backward pass and compute the rest again: less memory, a third more work."""
     accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
     devices: int = Field(1, ge=1)
     """Processes per node."""
     num_nodes: int = Field(1, ge=1)
-    strategy: Literal["auto", "ddp"] = "auto"
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    """How several devices share the work: ddp copies the model to each, fsdp (FSDP2) gives each a share of it."""
     checkpoint_every: int = Field(50, ge=1)
     """Steps between checkpoints to resume from; the newest two are kept."""
     snapshot_every: int | None = Field(None, ge=1)
@@ -222,7 +272,7 @@ class Recipe(Section):
 
 RESULT_NEUTRAL = (
     *("description", "overrides"),
-    *("train.loggers", "train.log_every", "train.checkpoint_every", "train.snapshot_every"),
+    *("train.loggers", "train.log_every", "train.checkpoint_every", "train.snapshot_every", "train.recompute"),
 )
 """Keys that cannot change a result: runs that differ only here are one run.
 
@@ -262,6 +312,10 @@ class RunConfig(Recipe):
         content = {key: value for key, value in content.items() if key not in RESULT_NEUTRAL}
         if self.data.synthetic is None:  # a run on text is the run that it was before there was other data
             del content["data.synthetic"]
+        if self.model.moe is None:  # and likewise before there were experts
+            del content["model.moe"]
+        if self.model.context_length is None:  # or kernels that know the context's length
+            del content["model.context_length"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
     @property
@@ -271,22 +325,30 @@ class RunConfig(Recipe):
 
 
 def apply_variant(model: ModelConfig, variant: variants.Variant) -> ModelConfig:
-    """Return `model` with the variant's overrides. Raises UserError where a ratio gives no whole number."""
-    changed: dict[str, int] = {}
+    """Return `model` with the variant's overrides.
+
+    Raises UserError where a ratio gives no whole number, or a design has no meaning for so many heads.
+    """
+    content = model.model_dump()
     for key, ratio in variant.ratios.items():
-        value = getattr(model, key) * ratio
+        *section, name = key.split(".")
+        holder = content[section[0]] if section else content
+        if holder is None:
+            raise UserError(f"variant '{variant.name}': model.{section[0]} is null; legal: a recipe with experts")
+        value = holder[name] * ratio
         if value.denominator != 1:
             raise UserError(
-                f"variant '{variant.name}': model.{key}={getattr(model, key)} x {float(ratio):g} is no whole number; "
+                f"variant '{variant.name}': model.{key}={holder[name]} x {float(ratio):g} is no whole number; "
                 f"legal: a recipe with model.{key} a multiple of {ratio.denominator}"
             )
-        changed[key] = int(value)
-    if not changed:
-        return model
-    try:
-        return ModelConfig.model_validate({**model.model_dump(), **changed})
-    except ValidationError as error:
-        raise UserError(f"variant '{variant.name}': {one_line(error, ModelConfig)}") from None
+        holder[name] = int(value)
+    if variant.ratios:
+        try:
+            model = ModelConfig.model_validate(content)
+        except ValidationError as error:
+            raise UserError(f"variant '{variant.name}': {one_line(error, ModelConfig)}") from None
+    variant.design.check_heads(model.n_heads, model.n_kv_heads, variant.name)
+    return model
 
 
 def differences(ours: RunConfig, theirs: RunConfig) -> list[str]:

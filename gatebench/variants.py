@@ -64,8 +64,14 @@ def _curated(
     )
 
 
+def _design(name: str, label: str, reason: str, *, group: str, tables: Mapping[int, int] | None = None) -> Variant:
+    design = parse_design(name)
+    assert design is not None, name
+    return Variant(name, design=design, label=label, group=group, tables=tables or {}, reason=reason)
+
+
 CURATED: tuple[Variant, ...] = (
-    Variant("baseline", label="Baseline", group="reference", tables={1: 1, 3: 1, 4: 1}, reason="no gate: what everything is compared with"),
+    Variant("baseline", label="Baseline", group="reference", tables={1: 1, 2: 1, 3: 1, 4: 1, 5: 1, 6: 1}, reason="no gate: what everything is compared with"),
     Variant(
         "kv_heads_x2",
         ratios={"n_kv_heads": Fraction(2)},
@@ -82,12 +88,20 @@ CURATED: tuple[Variant, ...] = (
         tables={1: 3},
         reason="spends parameters on half as many query heads again instead of a gate (paper: q=48)",
     ),
-    _curated("g1_elementwise", "SDPA Elementwise G1", "the paper's main gate", group="position", tables={1: 5, 3: 2, 4: 2}),
+    Variant(
+        "experts_plus4",
+        ratios={"moe.n_experts": Fraction(33, 32)},
+        label="Add 4 Experts",
+        group="reference",
+        tables={1: 4},
+        reason="spends parameters on a thirty-second more experts instead of a gate (paper: 132 for 128)",
+    ),
+    _curated("g1_elementwise", "SDPA Elementwise G1", "the paper's main gate", group="position", tables={1: 5, 2: 2, 3: 2, 4: 2, 5: 2}),
     _curated("g2_elementwise", "v Elementwise G2", "the gate on values: cheap, depends on the key's token", group="position", tables={1: 6, 3: 3, 4: 5}),
     _curated("g3_elementwise", "k Elementwise G3", "the gate on keys: changes scores, not what is read", group="position", tables={1: 7}),
     _curated("g4_elementwise", "q Elementwise G4", "the gate on queries: changes scores, not what is read", group="position", tables={1: 8}),
     _curated("g5_elementwise", "Dense Output G5", "after W_O: gates, but adds no non-linearity between W_V and W_O", group="position", tables={1: 9}),
-    _curated("g1_headwise", "SDPA Headwise G1", "one score per head: most of the gain for almost no parameters", group="granularity", tables={1: 10, 4: 3}),
+    _curated("g1_headwise", "SDPA Headwise G1", "one score per head: most of the gain for almost no parameters", group="granularity", tables={1: 10, 2: 9, 4: 3}),
     _curated("g2_headwise", "v Headwise G2", "one score per KV head and key token", group="granularity", tables={1: 11}),
     _curated("g1_elementwise_shared", "SDPA Head-Shared G1", "do heads need scores of their own?", group="sharing", tables={1: 12, 4: 4}),
     _curated("g2_elementwise_shared", "v Head-Shared G2", "sharing at the value", group="sharing", tables={1: 13}),
@@ -123,20 +137,68 @@ CURATED: tuple[Variant, ...] = (
     _curated("g1_headwise_input_independent", "SDPA Headwise Input Independent Gate", "one static number per head: what 'gated attention' becomes when the input is dropped", group="sparsity"),
     _curated("g2_rmsnorm", "v RMSNorm", "per-head RMSNorm of the value: the norm at the other side of the average", group="nonlinearity"),
     _curated("g2_elementwise_ns_sigmoid", "v Elementwise Gate (NS-sigmoid)", "the non-sparse control at the value", group="sparsity"),
+    _curated("g1_elementwise_floor0p1", "SDPA Elementwise Gate (floor 0.1)", "lets through a tenth at least: what full closing adds", group="control"),
+    _curated("g1_elementwise_floor0p25", "SDPA Elementwise Gate (floor 0.25)", "half the floor of NS-sigmoid: the dose of sparsity", group="control"),
+    _curated("g1_elementwise_floor0p75", "SDPA Elementwise Gate (floor 0.75)", "hardly a gate: the dose of sparsity", group="control"),
+    _curated("g1_elementwise_floor0p9", "SDPA Elementwise Gate (floor 0.9)", "scores of 0.9 to 1: almost the baseline, with a gate's parameters", group="control"),
+    _curated("g1_headwise_floor0p25", "SDPA Headwise Gate (floor 0.25)", "the dose of sparsity at one score per head", group="control"),
+    _curated("g1_headwise_floor0p75", "SDPA Headwise Gate (floor 0.75)", "the dose of sparsity at one score per head", group="control"),
+    _curated("g1_elementwise_temp0p5", "SDPA Elementwise Gate (τ = 0.5)", "a steeper sigmoid: does sparsity come sooner?", group="control"),
+    _curated("g1_elementwise_temp2", "SDPA Elementwise Gate (τ = 2)", "a flatter sigmoid: does it find sparsity all the same?", group="control"),
+    _curated("g1_elementwise_hard", "SDPA Elementwise Hard Gate", "open or closed, nothing between: sparsity without shades", group="control"),
+    _curated("g1_headwise_hard", "SDPA Headwise Hard Gate", "switches whole heads on and off by token", group="control"),
+    _curated("g1_elementwise_detached", "SDPA Elementwise Gate, input detached", "gates without a gradient path into the residual stream", group="control"),
+    _curated("g1_headwise_detached", "SDPA Headwise Gate, input detached", "gates without a gradient path into the residual stream, one score per head", group="control"),
+    _curated("g1_elementwise_first16", "SDPA Elementwise Gate, first 16 channels", "how much of the hidden state does a gate need?", group="control"),
+    _curated("g1_headwise_first16", "SDPA Headwise Gate, first 16 channels", "how much of the hidden state does a headwise gate need?", group="control"),
+    _curated("g1_elementwise_rank8", "SDPA Elementwise Gate, rank 8", "a score per channel for nearly the price of one per head", group="control"),
+    _curated("g1_elementwise_bias0p9", "SDPA Elementwise Gate, open at the start", "starts near the baseline instead of at half its output", group="control"),
+    _curated("g1_headwise_bias0p9", "SDPA Headwise Gate, open at the start", "starts near the baseline instead of at half its output, one score per head", group="control"),
+    _curated("g1_headwise_from_value", "SDPA Headwise Gate from the value", "the score sees what its own token offers, not the whole hidden state", group="source"),
+    _curated("g1_elementwise_from_value", "SDPA Elementwise Gate from the value", "the score sees what its own token offers, not the whole hidden state, for each channel", group="source"),
+    _curated("g1_headwise_from_key", "SDPA Headwise Gate from the key", "the score sees how its own token is looked for", group="source"),
+    _curated("g1_elementwise_from_key", "SDPA Elementwise Gate from the key", "the score sees how its own token is looked for, for each channel", group="source"),
+    _curated("g1_headwise_from_query", "SDPA Headwise Gate from the query", "the score sees what its token looks for: query-dependence at its barest", group="source"),
+    _curated("g1_elementwise_from_query", "SDPA Elementwise Gate from the query", "the score sees what its token looks for, for each channel", group="source"),
+    _curated("g1_headwise_from_output", "SDPA Headwise Gate from the SDPA output", "the score sees what attention found: the output gates itself", group="source"),
+    _curated("g1_elementwise_from_output", "SDPA Elementwise Gate from the SDPA output", "the score sees what attention found, for each channel", group="source"),
+    _curated("g1_headwise_from_previous", "SDPA Headwise Gate from the previous token", "the score sees the token before: input-dependent, but of another token", group="source"),
+    _curated("g1_elementwise_from_previous", "SDPA Elementwise Gate from the previous token", "the score sees the token before, for each channel", group="source"),
+    _curated("g2_headwise_from_value", "v Headwise Gate from the value", "the value gates itself: no query, no hidden state", group="source"),
+    _curated("g2_elementwise_from_value", "v Elementwise Gate from the value", "the value gates itself, for each channel", group="source"),
+    _curated("g2_headwise_from_key", "v Headwise Gate from the key", "what is read depends on how it is looked for", group="source"),
+    _curated("g2_headwise_from_previous", "v Headwise Gate from the previous token", "the value is gated by the token before it", group="source"),
+    _curated("g4_headwise_from_query", "q Headwise Gate from the query", "the query sets its own temperature", group="source"),
+    _curated("g1_headwise_from_slice", "SDPA Headwise Gate from a slice", "each head reads its own slice of the hidden state alone", group="source"),
+    _curated("g1_headwise_from_slice_bias0p25", "Quantizable Transformers gate", "the gate that was made to stop sinks before this paper: a slice of the input, a bias, a quarter open at the start", group="rival", alias="quantizable_gate"),
+    _design("switch_kv_8top8", "Switch kv 8top8", "eight key and value experts a head, all summed: capacity without selection", group="switch", tables={6: 2}),
+    _design("switch_kv_4top4", "Switch kv 4top4", "four key and value experts a head, all summed", group="switch", tables={6: 3}),
+    _design("switch_v_4top4", "Switch v 4top4", "four value experts a head, all summed", group="switch", tables={6: 4}),
+    _design("switch_v_8top2", "Switch v 8top2", "eight value experts a head, two picked by each token", group="switch", tables={6: 5}),
+    _design("switch_v_1top1", "Switch v 1top1", "one value expert: the headwise G2 gate under another name, and the best of the paper's switch heads", group="switch", tables={6: 6}),
+    _design("sandwich_norm", "Sandwich norm", "holds activations down at every sublayer's output: the paper's Table 2 trains it at the LRs where the baseline diverges", group="stabiliser", tables={2: 7}),
+    _design("clip300", "Output clipping at 300", "the cheap stabiliser that does not help in the paper's appendix A.6: is it the outliers that diverge?", group="stabiliser"),
+    _design("clip100", "Output clipping at 100", "the tighter clip of the paper's appendix A.6", group="stabiliser"),
+    _design("softmax1", "Softmax-off-by-one", "an idle head may attend to nothing, at no parameter", group="rival"),
+    _design("sink_logits", "Sink logits (gpt-oss)", "an idle head may attend to a learned nothing, one number per head", group="rival"),
+    _design("kv_bias", "KV bias", "a sink of its own, with a learned key and value, in place of the first token", group="rival"),
+    _design("registers4", "4 registers", "tokens that say nothing take the sink: the first of them, or all?", group="rival"),
+    _design("registers16", "16 registers", "more room for sinks than heads need", group="rival"),
+    _design("sigmoid_attention", "Sigmoid attention", "weights without a sum to one need no sink, and may add up to anything", group="rival"),
+    _design("softpick", "Softpick", "rectified softmax: exact zeros, rows that need not sum to one", group="rival"),
+    _design("clipped_softmax", "Clipped softmax", "exact zeros without extreme scores, the other remedy of the Quantizable Transformers", group="rival"),
+    _design("forgetting", "Forgetting Transformer", "a gate on scores: each token decides how much of the past to forget", group="rival"),
+    _design("differential", "Differential attention", "subtracts a second map: what both pay to a sink cancels", group="rival"),
+    _design("value_residual", "Value residual (ResFormer)", "the first layer's values in every layer: less need to drain values into a sink", group="rival"),
+    _design("exclusive", "Exclusive self attention", "a head cannot repeat its own token's value: what a gate closes on may be that", group="rival"),
 )  # fmt: skip
 
 
 def _describe(gate: GateSpec) -> Variant:
     """Return an uncurated variant of one gate, with a label and a reason made from its parts."""
-    if gate.mode == "transform":
-        words = [gate.activation]
-    else:
-        words = [gate.granularity, "head-shared" if gate.shared else "", gate.mode if gate.mode == "additive" else ""]
-        words += [
-            gate.activation if gate.activation != "sigmoid" else "",
-            "input-independent" if gate.source == "constant" else "",
-        ]
-    label = f"{POSITIONS[gate.position]} {' '.join(filter(None, words))} {gate.position.upper()}"
+    words = [gate.activation] if gate.mode == "transform" else [gate.granularity, *gate.suffixes]
+    spelled = {"shared": "head-shared", "input_independent": "input-independent"}
+    label = f"{POSITIONS[gate.position]} {' '.join(spelled.get(word, word) for word in words)} {gate.position.upper()}"
     reason = (
         "a cell of the factorial position x granularity x sharing x mode x activation"
         if gate in set(factorial())
@@ -219,8 +281,16 @@ def _get_part(name: str) -> Variant:
     raise UserError(f"variant '{name}': unknown; {nearest(name, all_names())} (grammar: {GRAMMAR})")
 
 
+def is_pattern(word: str) -> bool:
+    """Say whether `select` takes `word` for a table, a group or a glob, and not for one variant's name."""
+    return word.partition(":")[0] in ("table", "group") or any(letter in word for letter in "*?[")
+
+
 def select(pattern: str) -> list[Variant]:
-    """Return the registered variants that `pattern` names: `table:1`, `group:position`, a glob (`g1_*`), or one name."""
+    """Return the registered variants that `pattern` names: `table:1`, `group:position`, a glob (`g1_*`), or one name.
+
+    `group:factorial` is all of its cells, those that stand in a group of their own, too.
+    """
     import fnmatch
 
     kind, _, value = pattern.partition(":")
@@ -231,7 +301,8 @@ def select(pattern: str) -> list[Variant]:
             raise UserError(f"table '{value}': no variant stands in it; legal: {', '.join(map(str, tables))}")
         return sorted(rows, key=lambda v: v.tables[int(value)])
     if kind == "group" and value:
-        found = [v for v in registry().values() if v.group == value]
+        cells = {gate.name for gate in factorial()} if value == "factorial" else set()
+        found = [v for v in registry().values() if v.group == value or v.name in cells]
         if not found:
             raise UserError(
                 f"group '{value}': unknown; {nearest(value, sorted({v.group for v in registry().values()}))}"

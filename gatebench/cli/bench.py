@@ -28,7 +28,10 @@ def bench(
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Time training steps: variants, compiled and not, beside a plain loop around transformers' Qwen3 of that shape."""
+    """Time training steps: variants, compiled and not, beside a plain loop around transformers' Qwen3 of that shape.
+
+    With experts (moe_tiny), the dense model of equal active width is timed, too.
+    """
     from gatebench.recipes import make_run
 
     configs = [make_run(recipe, name, 0, overrides) for name in variant]
@@ -42,6 +45,9 @@ def bench(
     if threads:
         torch.set_num_threads(threads)
     contenders = [benchmark.gatebench_contender(config, compiled=False) for config in configs]
+    if configs[0].model.moe is not None:
+        dense = benchmark.dense_counterpart(configs[0])
+        contenders.append(benchmark.gatebench_contender(dense, compiled=False, label=", dense of equal active width"))
     if compiled:
         contenders.append(benchmark.gatebench_contender(configs[0], compiled=True))
     if qwen3:

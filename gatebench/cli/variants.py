@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from gatebench.config import RunConfig
+    from gatebench.config import ModelConfig, RunConfig
     from gatebench.gatespec import GateSpec
     from gatebench.model.accounting import Accounting
     from gatebench.variants import Variant
@@ -75,6 +76,7 @@ def _facts(variant: Variant) -> dict[str, Any]:
         "aliases": list(variant.aliases),
         "tables": {str(table): row for table, row in variant.tables.items()},
         "gates": [_gate_facts(gate) for gate in variant.gates],
+        "design": dict(zip(variant.design.words, variant.design.equations, strict=True)),
         "overrides": {key: f"x {float(ratio):g}" for key, ratio in variant.ratios.items()},
     }
 
@@ -103,9 +105,10 @@ def _costs(variant: Variant, config: RunConfig, costs: Accounting) -> dict[str, 
     return {
         "recipe": config.recipe,
         "set": config.overrides,
-        "model": {key: getattr(model, key) for key in _SHAPE},
+        "model": {key: getattr(model, key) for key in _SHAPE} | _expert_shape(model),
         "parameters": {
             "total": costs.n_params,
+            "active": costs.n_params_active,
             "baseline": costs.n_params_baseline,
             "added": costs.added,
             "added_per_layer": per_layer,
@@ -126,6 +129,11 @@ def _costs(variant: Variant, config: RunConfig, costs: Accounting) -> dict[str, 
 _SHAPE = ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "ffn_dim", "vocab_size")
 
 
+def _expert_shape(model: ModelConfig) -> dict[str, int]:
+    """Return the experts of a mixture; nothing for a dense model."""
+    return {} if model.moe is None else {key: getattr(model.moe, key) for key in ("n_experts", "top_k", "expert_dim")}
+
+
 def _notes(variant: Variant, config: RunConfig, costs: Accounting, matched: bool) -> list[str]:
     """Return what a reader of the counts should know before running the variant under this recipe."""
     model, notes = costs.model, []
@@ -135,10 +143,13 @@ def _notes(variant: Variant, config: RunConfig, costs: Accounting, matched: bool
             notes.append(f"{gate.name}: shared equals specific here: {heads}=1")
         if gate.activation == "rmsnorm" and gate.position in ("g3", "g4") and model.qk_norm:
             notes.append(f"{gate.name}: acts after QK-norm, so it starts as the identity; only the gain is new")
-        if gate.activation == "relu" and gate.source == "hidden" and model.gate_init_std == 0:
+        if gate.activation == "relu" and model.gate_init_std == 0:
             notes.append(f"{gate.name}: gate_init_std=0 gives ReLU a zero gradient; the gate will never move")
+        if gate.activation == "hard" and model.gate_init_std == 0:
+            notes.append(f"{gate.name}: gate_init_std=0 starts with every gate closed")
+    notes += variant.design.costs
     for key in variant.ratios:
-        notes.append(f"{key}: {getattr(config.model, key)} -> {getattr(model, key)}")
+        notes.append(f"{key}: {attrgetter(key)(config.model)} -> {attrgetter(key)(model)}")
     if matched and costs.added:
         unit = 3 * model.d_model * model.n_layers
         notes.append(f"param_match=ffn leaves a residual of {costs.added:+,} parameters (an FFN unit is {unit:,})")
@@ -171,21 +182,23 @@ def _print_list(found: list[Variant], table: int | None) -> None:
 
     title = f"Table {table} of the paper" if table is not None else None
     grid = Table(title=title, box=None, pad_edge=False, header_style="bold", title_justify="left")
-    for header in ("variant", "what it does", "score", "group", "tables"):
+    for header in ("variant", "what it does", "why", "score", "group", "tables"):
         grid.add_column(header, overflow="fold", no_wrap=header in ("variant", "group"))
     for variant in found:
-        does = "; ".join(gate.equation for gate in variant.gates) or _override_words(variant) or "softmax attention"
+        does = "; ".join(_effects(variant)) or "softmax attention"
         scores = "; ".join(gate.score_shape for gate in variant.gates)
         tables = " ".join(f"{number}.{row}" for number, row in variant.tables.items())
-        grid.add_row(variant.name, does, scores, variant.group, tables)
+        grid.add_row(variant.name, does, variant.reason, scores, variant.group, tables)
     stdout_console().print(grid, markup=False)
     Console(stderr=True).print(
         f"{len(found)} variants. `gatebench show NAME` tells more; tables are table.row of the paper.", highlight=False
     )
 
 
-def _override_words(variant: Variant) -> str:
-    return ", ".join(f"{key} x {float(ratio):g}" for key, ratio in variant.ratios.items())
+def _effects(variant: Variant) -> list[str]:
+    """Return what the variant changes, a line for each part of its name."""
+    ratios = [f"{key} x {float(ratio):g}" for key, ratio in variant.ratios.items()]
+    return [*ratios, *variant.design.equations, *(gate.equation for gate in variant.gates)]
 
 
 def _print_show(facts: dict[str, Any]) -> None:
@@ -201,9 +214,12 @@ def _print_show(facts: dict[str, Any]) -> None:
         console.print(f"{gate['position']}, {gate['site']}", markup=False)
         console.print(f"    {gate['equation']}", markup=False)
         console.print(f"    score: {gate['score_shape']}", markup=False)
+    for word, equation in facts["design"].items():
+        console.print(word, markup=False)
+        console.print(f"    {equation}", markup=False)
     for key, ratio in facts["overrides"].items():
         console.print(f"{key} {ratio}", markup=False)
-    if facts["gates"] or facts["overrides"]:
+    if facts["gates"] or facts["design"] or facts["overrides"]:
         console.print()
     _print_costs(console, facts)
     for number in dict.fromkeys(row["table"] for row in facts["paper"]):
@@ -235,9 +251,10 @@ def _print_costs(console: Console, facts: dict[str, Any]) -> None:
     overrides = f" with {', '.join(facts['set'])}" if facts["set"] else ""
     console.print(f"under recipe {facts['recipe']}{overrides}: {shape}", markup=False)
     flops, flops_baseline = facts["train_flops_per_token"], facts["train_flops_per_token_baseline"]
+    active = f" ({counts['active']:,} active)" if counts["active"] != counts["total"] else ""
     console.print(
-        f"parameters {counts['total']:,}: {counts['added']:+,} ({counts['added_share']:+.2%}) beside the baseline's "
-        f"{counts['baseline']:,}, {counts['added_per_layer']:+,} a layer",
+        f"parameters {counts['total']:,}{active}: {counts['added']:+,} ({counts['added_share']:+.2%}) beside the "
+        f"baseline's {counts['baseline']:,}, {counts['added_per_layer']:+,} a layer",
         markup=False,
     )
     console.print(

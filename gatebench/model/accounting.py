@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gatebench.config import ModelConfig, RunConfig, apply_variant
+from gatebench.design import NULL_KEY_PADDING, Design, SwitchHeads
 from gatebench.errors import UserError
 from gatebench.gatespec import GateSpec
 from gatebench.variants import Variant, get
@@ -28,30 +29,90 @@ def gate_site(config: ModelConfig, position: str) -> Site:
     return Site(config.n_heads if position in ("g1", "g4") else config.n_kv_heads, config.head_dim)
 
 
+def gate_matrices(config: ModelConfig, gate: GateSpec) -> tuple[int, ...]:
+    """Return the weights of a gate's matrices in one layer, from the score's input on.
+
+    Raises UserError where the shape cannot have the gate (`GateSpec.input_width`).
+    """
+    site = gate_site(config, gate.position)
+    return gate.matrices(config.d_model, site.n_heads, site.width)
+
+
 def gate_params(config: ModelConfig, gate: GateSpec) -> int:
     """Return the parameters of one gate in one layer."""
     site = gate_site(config, gate.position)
     if gate.mode == "transform":
         return site.n_heads * site.width if gate.activation == "rmsnorm" else 0
-    width = site.n_heads * (1 if gate.granularity == "headwise" else site.width)
+    width = gate.score_width(site.n_heads, site.width)
     if gate.source == "constant":
         return width
-    return width * (config.d_model + config.qkv_bias)
+    return sum(gate_matrices(config, gate)) + width * (config.qkv_bias or gate.bias is not None)
+
+
+def kv_projection_params(config: ModelConfig, heads: SwitchHeads | None, tensor: str, *, bias: bool) -> int:
+    """Return the parameters of one layer's map to `tensor`, "k" or "v": a matrix, or a router and experts per KV head.
+
+    All experts are computed for every token, so without `bias` it is what a token's forward pass multiplies, too.
+    """
+    kv = config.n_kv_heads * config.head_dim
+    if heads is None or tensor not in heads.tensors:
+        return (config.d_model + bias) * kv
+    return config.d_model * heads.n_experts * (kv + config.n_kv_heads)
+
+
+def kernel_params(config: ModelConfig, design: Design) -> dict[str, int]:
+    """Return the parameters of one layer's attention kernel under its name; nothing for a kernel without any."""
+    heads, d = config.n_heads, config.head_dim
+    counts = {
+        "sink_logits": heads,
+        "kv_bias": 2 * config.n_kv_heads * d,
+        "forgetting": heads * (config.d_model + 1),
+        "differential": 4 * d + 2 * d,  # four λ vectors, and the gain of the norm over a pair
+    }
+    return {design.kernel: counts[design.kernel]} if design.kernel in counts else {}
+
+
+def kernel_flops(config: ModelConfig, design: Design, length: int) -> int:
+    """Return matrix-product FLOPs of one layer's attention kernel, forward, over a window of `length` tokens."""
+    keys = length + (design.kernel in ("softmax1", "sink_logits", "kv_bias"))  # the null key, and a query for it
+    width = config.head_dim + (NULL_KEY_PADDING if design.kernel == "sink_logits" else 0)
+    maps = 4 * keys * keys * config.n_heads * width  # q kᵀ and the weighted sum of values
+    if design.kernel == "differential":
+        maps *= 2  # once for each half of V
+    forget = 2 * length * config.d_model * config.n_heads if design.kernel == "forgetting" else 0
+    return maps + forget
+
+
+def ffn_breakdown(config: ModelConfig) -> dict[str, int]:
+    """Return the parameters of one layer's feed-forward part: `ffn`, or `router` and `experts`."""
+    if config.moe is None:
+        return {"ffn": 3 * config.d_model * config.ffn_dim}
+    n = config.moe.n_experts
+    return {"router": config.d_model * n, "experts": 3 * config.d_model * config.moe.expert_dim * n}
+
+
+def active_ffn_params(config: ModelConfig) -> int:
+    """Return the feed-forward parameters of one layer that a token goes through: with experts, router and `top_k`."""
+    parts = ffn_breakdown(config)
+    if config.moe is None:
+        return parts["ffn"]
+    return parts["router"] + parts["experts"] * config.moe.top_k // config.moe.n_experts
 
 
 def layer_breakdown(config: ModelConfig, variant: Variant) -> dict[str, int]:
     """Return the parameters of one layer by part, gates last under their names; the values sum to `layer_params`."""
-    q, kv, c = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim, config.d_model
-    bias = config.qkv_bias
+    q, c = config.n_heads * config.head_dim, config.d_model
+    bias, heads = config.qkv_bias, variant.design.switch_heads
     parts = {
         "q_proj": (c + bias) * q,
-        "k_proj": (c + bias) * kv,
-        "v_proj": (c + bias) * kv,
+        "k_proj": kv_projection_params(config, heads, "k", bias=bias),
+        "v_proj": kv_projection_params(config, heads, "v", bias=bias),
         "o_proj": (q + bias) * c,
         "qk_norm": 2 * config.head_dim * config.qk_norm,
-        "ffn": 3 * c * config.ffn_dim,
+        **ffn_breakdown(config),
         "norms": (4 if variant.design.sandwich_norm else 2) * c,
     }
+    parts |= kernel_params(config, variant.design)
     return parts | {gate.name: gate_params(config, gate) for gate in variant.gates}
 
 
@@ -63,15 +124,23 @@ def layer_params(config: ModelConfig, variant: Variant) -> int:
 def total_params(config: ModelConfig, variant: Variant) -> int:
     """Return all parameters; tied embeddings count once."""
     embeddings = config.vocab_size * config.d_model * (1 if config.tie_embeddings else 2)
+    embeddings += variant.design.registers * config.d_model
     return embeddings + config.n_layers * layer_params(config, variant) + config.d_model
+
+
+def active_params(config: ModelConfig, variant: Variant) -> int:
+    """Return the parameters that one token goes through: all but the experts that it is not sent to."""
+    idle = sum(ffn_breakdown(config).values()) - active_ffn_params(config)
+    return total_params(config, variant) - config.n_layers * idle
 
 
 def match_ffn(config: ModelConfig, variant: Variant, target: int) -> ModelConfig:
     """Return `config` with the ffn_dim that brings the variant's count nearest to `target` (ties: the smaller).
 
+    With experts it is the inner size of each of them (moe.expert_dim, too), so that a unit is n_experts times larger.
     Raises UserError where even one FFN unit would be too many.
     """
-    unit = 3 * config.d_model * config.n_layers
+    unit = 3 * config.d_model * config.n_layers * (config.moe.n_experts if config.moe else 1)
     rest = total_params(config, variant) - unit * config.ffn_dim
     ffn_dim = -(-(2 * (target - rest) - unit) // (2 * unit))  # round half down
     if ffn_dim < 1:
@@ -79,7 +148,8 @@ def match_ffn(config: ModelConfig, variant: Variant, target: int) -> ModelConfig
             f"param_match='ffn': variant '{variant.name}' adds {rest - target + unit * config.ffn_dim:,} parameters, "
             f"more than the whole FFN (ffn_dim={config.ffn_dim}) holds; legal: param_match=none or a larger ffn_dim"
         )
-    return config.model_copy(update={"ffn_dim": ffn_dim})
+    moe = config.moe and config.moe.model_copy(update={"expert_dim": ffn_dim})
+    return config.model_copy(update={"ffn_dim": ffn_dim, "moe": moe})
 
 
 @dataclass(frozen=True)
@@ -90,6 +160,8 @@ class Accounting:
     """The final shape, after the variant's overrides and parameter matching."""
     n_params: int
     n_params_baseline: int
+    n_params_active: int
+    """Parameters that one token goes through; all of them in a dense model."""
     flops_per_token: int
     flops_per_token_baseline: int
 
@@ -103,6 +175,7 @@ def account(config: RunConfig) -> Accounting:
     """Return the final model shape of a run and its exact costs beside the baseline's."""
     variant, baseline = get(config.variant), get("baseline")
     model = apply_variant(config.model, variant)
+    model = model.model_copy(update={"context_length": model.context_length or config.data.seq_len})
     target = total_params(config.model, baseline)
     if config.param_match == "ffn":
         model = match_ffn(model, variant, target)
@@ -111,6 +184,7 @@ def account(config: RunConfig) -> Accounting:
         model,
         total_params(model, variant),
         target,
+        active_params(model, variant),
         train_flops_per_token(model, variant, seq_len),
         train_flops_per_token(config.model, baseline, seq_len),
     )
@@ -120,18 +194,24 @@ def forward_flops_per_token(config: ModelConfig, variant: Variant, seq_len: int)
     """Return matrix-product FLOPs of one token's forward pass at context `seq_len`.
 
     Two per multiply-add; attention counts the full T x T map (the convention of PaLM's appendix B, which does not halve
-    for causality); norms, activations and elementwise products are left out.
+    for causality); norms, activations, elementwise products and the sorting of tokens by expert are left out. What a
+    window costs only once (registers, a null key) is shared out over its tokens, rounded down.
     """
-    q, kv, c = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim, config.d_model
-    weights = c * q + 2 * c * kv + q * c + 3 * c * config.ffn_dim
-    for gate in variant.gates:
-        if gate.source == "hidden":
-            site = gate_site(config, gate.position)
-            weights += c * site.n_heads * (1 if gate.granularity == "headwise" else site.width)
-    attention = 2 * seq_len * q  # q kᵀ and the weighted sum of values
-    return 2 * (config.n_layers * (weights + attention) + c * config.vocab_size)
+    q, c = config.n_heads * config.head_dim, config.d_model
+    heads = variant.design.switch_heads
+    weights = c * q + q * c + active_ffn_params(config)
+    weights += sum(kv_projection_params(config, heads, tensor, bias=False) for tensor in "kv")
+    weights += sum(sum(gate_matrices(config, gate)) for gate in variant.gates)
+    length = seq_len + variant.design.registers
+    layer = 2 * length * weights + kernel_flops(config, variant.design, length)
+    return config.n_layers * layer // seq_len + 2 * c * config.vocab_size
 
 
 def train_flops_per_token(config: ModelConfig, variant: Variant, seq_len: int) -> int:
-    """Return FLOPs of one training token: the backward pass costs twice the forward pass."""
-    return 3 * forward_flops_per_token(config, variant, seq_len)
+    """Return FLOPs of one training token: the backward pass costs twice the forward pass.
+
+    Less where a gate's input is detached: the matrix that reads it passes no gradient on, which is half its backward.
+    """
+    detached = sum(gate_matrices(config, gate)[0] for gate in variant.gates if gate.detached)
+    detached = detached * (seq_len + variant.design.registers) // seq_len
+    return 3 * forward_flops_per_token(config, variant, seq_len) - 2 * config.n_layers * detached

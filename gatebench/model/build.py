@@ -27,3 +27,10 @@ def build_model(config: ModelConfig, variant: variants.Variant | str, seed: int 
 def build_run_model(config: RunConfig) -> Transformer:
     """Return the initialised model of a run, with the variant's overrides and parameter matching applied."""
     return build_model(account(config).model, config.variant, config.seed)
+
+
+def count_built(config: ModelConfig, variant: variants.Variant | str) -> int:
+    """Return the parameters of the built model, a tied weight once; `config` is the final shape. Takes no memory."""
+    with torch.device("meta"):
+        model = Transformer(config, variants.get(variant) if isinstance(variant, str) else variant)
+    return sum(parameter.numel() for parameter in model.parameters())

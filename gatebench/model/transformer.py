@@ -5,13 +5,16 @@ Letters: B batch, T tokens, C d_model, F ffn_dim, V vocabulary.
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from gatebench.config import ModelConfig
 from gatebench.design import Design
-from gatebench.model.attention import Attention, KVCache, Rope
+from gatebench.model.attention import Attention, FirstValues, KVCache, Rope
 from gatebench.model.loss import linear_cross_entropy
+from gatebench.model.moe import MoE
 from gatebench.model.norm import RMSNorm
 from gatebench.variants import Variant
 
@@ -51,18 +54,25 @@ class SublayerOutput(nn.Module):
 class Block(nn.Module):
     """One pre-norm layer: h + Attn(N(h)), then h + FFN(N(h)); a `Design` may change what is added."""
 
-    def __init__(self, config: ModelConfig, variant: Variant) -> None:
+    def __init__(self, config: ModelConfig, variant: Variant, depth: int) -> None:
         super().__init__()
         self.attn_norm = RMSNorm(config.d_model, eps=config.norm_eps)
-        self.attn = Attention(config, variant)
+        self.attn = Attention(config, variant, depth)
         self.attn_out = SublayerOutput(config, variant.design)
         self.ffn_norm = RMSNorm(config.d_model, eps=config.norm_eps)
-        self.ffn = SwiGLU(config.d_model, config.ffn_dim)
+        self.ffn = SwiGLU(config.d_model, config.ffn_dim) if config.moe is None else MoE(config.d_model, config.moe)
         self.ffn_out = SublayerOutput(config, variant.design)
 
-    def forward(self, h: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | None = None) -> Tensor:
+    def forward(
+        self,
+        h: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        cache: KVCache | None = None,
+        first_values: FirstValues | None = None,
+    ) -> Tensor:
         """Return the residual stream (B, T, C) after this layer."""
-        h = h + self.attn_out(self.attn(self.attn_norm(h), cos, sin, cache))
+        h = h + self.attn_out(self.attn(self.attn_norm(h), cos, sin, cache, first_values))
         return h + self.ffn_out(self.ffn(self.ffn_norm(h)))
 
 
@@ -74,12 +84,17 @@ class Transformer(nn.Module):
         self.config = config
         self.variant = variant
         self.embed = nn.Embedding(config.vocab_size, config.d_model)
+        self.n_registers = variant.design.registers
+        if self.n_registers:
+            self.registers = nn.Parameter(torch.empty(self.n_registers, config.d_model))
         self.rope = Rope(config.head_dim, config.rope_theta)
-        self.blocks = nn.ModuleList(Block(config, variant) for _ in range(config.n_layers))
+        self.blocks = nn.ModuleList(Block(config, variant, depth) for depth in range(config.n_layers))
         self.norm = RMSNorm(config.d_model, eps=config.norm_eps)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.lm_head.weight = self.embed.weight
+        self.recompute = False
+        """Keep only each block's input for the backward pass, and compute the rest again there."""
 
     def forward(self, ids: Tensor, caches: list[KVCache] | None = None) -> Tensor:
         """Return logits (B, T, V) for `ids` (B, T); with `caches` (one a layer), `ids` continue what is cached."""
@@ -90,13 +105,23 @@ class Transformer(nn.Module):
         return linear_cross_entropy(self.hidden(ids), self.lm_head.weight, targets)
 
     def hidden(self, ids: Tensor, caches: list[KVCache] | None = None) -> Tensor:
-        """Return what the output layer reads, the normed residual stream (B, T, C)."""
+        """Return what the output layer reads, the normed residual stream (B, T, C).
+
+        Registers stand at the first positions of the sequence, before the text; their outputs are dropped.
+        """
         start = caches[0].length if caches else 0
-        cos, sin = self.rope(start, ids.shape[1], ids.device)
         h = self.embed(ids)  # (B, T, C)
+        if self.n_registers and start == 0:
+            h = torch.cat((self.registers.to(h.dtype).expand(len(h), -1, -1), h), dim=1)  # (B, registers + T, C)
+        cos, sin = self.rope(start, h.shape[1], ids.device)
+        first_values = FirstValues() if self.variant.design.value_residual else None
         for i, block in enumerate(self.blocks):
-            h = block(h, cos, sin, caches[i] if caches else None)
-        return self.norm(h)
+            inputs = (h, cos, sin, caches[i] if caches else None, first_values)
+            if self.recompute and torch.is_grad_enabled():
+                h = checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
+            else:
+                h = block(*inputs)
+        return self.norm(h[:, -ids.shape[1] :])
 
     def new_caches(self) -> list[KVCache]:
         """Return an empty cache for every layer."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from gatebench.config import DataConfig, RunConfig
 from gatebench.data.reading import open_data
 from gatebench.errors import UserError
 from gatebench.model.accounting import account
+from gatebench.model.memory import Memory, memory
 from gatebench.paths import runs_dir
+from gatebench.sweep.devices import DEVICES, Device
 from gatebench.sweep.study import Combination, Study
 from gatebench.training.rundir import RunDirectory
 
@@ -49,9 +51,24 @@ class Cost:
     """What one run costs, by arithmetic."""
 
     n_params: int
+    n_params_active: int
+    """Of these, what one token goes through."""
     tokens: int
     flops: int
-    """Of the training, in all."""
+    """Of the training, in all; what is recomputed for the backward pass is not counted."""
+    executed_flops: int
+    """With what is recomputed: a third more."""
+    memory: Memory
+    """On one device, at its peak."""
+
+
+class Measured(NamedTuple):
+    """What the runs of a study that trained to their end took, and what the missing ones will at that rate."""
+
+    n_runs: int
+    mean_seconds: float
+    missing_seconds: float
+    """One run after another, on the same machine; by FLOPs."""
 
 
 def plan(study: Study) -> list[PlannedRun]:
@@ -71,16 +88,46 @@ def plan(study: Study) -> list[PlannedRun]:
     return found
 
 
-def cost(run: PlannedRun) -> Cost:
-    """Return what one run costs. Raises UserError where the variant does not fit the recipe."""
-    costs = account(run.config)
-    return Cost(costs.n_params, run.tokens, costs.flops_per_token * run.tokens)
+def cost(run: PlannedRun, device: Device = DEVICES["h100"]) -> Cost:
+    """Return what one run costs, its memory on `device`. Raises UserError where the variant does not fit the recipe."""
+    train, costs = run.config.train, account(run.config)
+    flops = costs.flops_per_token * run.tokens
+    bf16 = train.precision == "bf16" or (train.precision == "auto" and device.is_gpu)
+    return Cost(
+        n_params=costs.n_params,
+        n_params_active=costs.n_params_active,
+        tokens=run.tokens,
+        flops=flops,
+        executed_flops=flops * 4 // 3 if train.recompute else flops,
+        memory=memory(run.config, costs, bf16=bf16, gpu=device.is_gpu),
+    )
+
+
+def costs_of(runs: Sequence[PlannedRun], device: Device = DEVICES["h100"]) -> list[Cost]:
+    """Return what each run costs; seeds cost the same."""
+    known: dict[tuple[str, Combination], Cost] = {}
+    for run in runs:
+        if (key := (run.config.variant, run.combination)) not in known:
+            known[key] = cost(run, device)
+    return [known[run.config.variant, run.combination] for run in runs]
 
 
 def train_seconds(runs: Iterable[PlannedRun]) -> list[float]:
     """Return how long each finished run trained."""
     finished = [run.directory for run in runs if run.finished and run.directory is not None]
     return [float(_summary(directory).get("train_wall_s") or 0.0) for directory in finished]
+
+
+def measured(runs: Sequence[PlannedRun], costs: Sequence[Cost]) -> Measured | None:
+    """Return what the runs that trained to their end took; None where none did."""
+    done = [run for run in runs if run.status == "done"]
+    seconds = sum(train_seconds(done))
+    if not seconds:
+        return None
+    pairs = list(zip(runs, costs, strict=True))
+    finished = sum(costs.flops for run, costs in pairs if run.status == "done")
+    missing = sum(costs.flops for run, costs in pairs if not run.finished)
+    return Measured(len(done), seconds / len(done), seconds * missing / finished)
 
 
 def _fingerprint(data: DataConfig) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +15,11 @@ from pydantic import Field, PrivateAttr, ValidationError, field_validator, model
 from gatebench import paper, variants
 from gatebench.config import RunConfig, Section, one_line
 from gatebench.errors import UserError, nearest
+from gatebench.model.accounting import account
 from gatebench.paths import project_root
 from gatebench.recipes import make_run, parse_yaml
+
+_SETTING_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
 class OverridesConfig(Section):
@@ -25,6 +29,11 @@ class OverridesConfig(Section):
     """Settings of every run, as on the command line: `section.key=value`."""
     grid: dict[str, list[Any]] = Field(default_factory=dict)
     """Lists of values by `section.key`. Every combination of them is run with every variant and seed."""
+    settings: dict[str, list[str]] = Field(default_factory=dict)
+    """Named lists of `section.key=value`, each run with every variant and seed; an empty list is the recipe as it is.
+
+    With a grid too, each of them is run with every combination of the grid.
+    """
 
     @field_validator("grid")
     @classmethod
@@ -37,6 +46,21 @@ class OverridesConfig(Section):
                 raise ValueError(f"overrides.grid: {twice[0]} stands twice; legal: each value once")
         return grid
 
+    @field_validator("settings")
+    @classmethod
+    def _each_bundle_once(cls, settings: dict[str, list[str]]) -> dict[str, list[str]]:
+        names: dict[tuple[str, ...], str] = {}
+        for name, bundle in settings.items():
+            if not _SETTING_NAME.fullmatch(name):
+                raise ValueError(
+                    f"overrides.settings: '{name}' is no name; legal: letters, digits and ._+- (it names a folder)"
+                )
+            if wrong := [word for word in bundle if "=" not in word]:
+                raise ValueError(f"overrides.settings: '{name}' holds '{wrong[0]}'; legal: section.key=value")
+            if (same := names.setdefault(tuple(sorted(bundle)), name)) != name:
+                raise ValueError(f"overrides.settings: '{same}' and '{name}' are the same; legal: each bundle once")
+        return settings
+
 
 class Combination(NamedTuple):
     """One way in which a study sets up its recipe."""
@@ -44,7 +68,7 @@ class Combination(NamedTuple):
     overrides: tuple[str, ...]
     """All settings on top of the recipe, in the order in which they apply."""
     label: str
-    """Those of the grid and the command line, joined by a space; empty where there are none."""
+    """The named setting, then those of the grid and what the command line asks for; empty where there are none."""
 
 
 class Cell(NamedTuple):
@@ -65,7 +89,10 @@ class Study(Section):
     baseline: str = "baseline"
     """The variant that the others are compared with; always run, whether `variants` names it or not."""
     variants: list[str] = Field(min_length=1)
-    """Names, globs (`g1_*`), rows of a table of the paper (`table:4`) or groups (`group:sparsity`)."""
+    """Names, globs (`g1_*`), rows of a table of the paper (`table:4`) or groups (`group:sparsity`).
+
+    What the last three hold and the recipe cannot have (four more experts in a dense model) is skipped, and said so.
+    """
     overrides: OverridesConfig = Field(default_factory=OverridesConfig)
     """What is changed of the recipe, fixed or as a grid."""
     seeds: list[int] = Field(default_factory=lambda: [0, 1, 2], min_length=1)
@@ -75,6 +102,8 @@ class Study(Section):
 
     _name: str = PrivateAttr("")
     _settings: tuple[str, ...] = PrivateAttr(())
+    _recipe_word: str = PrivateAttr("")
+    _skipped: dict[str, str] | None = PrivateAttr(None)
 
     @model_validator(mode="before")
     @classmethod
@@ -102,26 +131,80 @@ class Study(Section):
         """Stem of the study's file, and its folder below `results/`; empty for one made on the fly."""
         return self._name
 
-    def changed(self, *, n_seeds: int | None = None, settings: tuple[str, ...] | list[str] = ()) -> Study:
-        """Return the study on the seeds 0 .. n_seeds - 1, with more `section.key=value` settings applied last."""
+    def changed(
+        self,
+        *,
+        n_seeds: int | None = None,
+        settings: tuple[str, ...] | list[str] = (),
+        recipe: str | None = None,
+    ) -> Study:
+        """Return the study on the seeds 0 .. n_seeds - 1, at another recipe, with more settings applied last.
+
+        Another recipe and the settings (`section.key=value`) are part of every combination's label.
+        """
         study = self.model_copy(update={} if n_seeds is None else {"seeds": list(range(n_seeds))})
-        study._settings = (*self._settings, *settings)
+        study._settings, study._skipped = (*self._settings, *settings), None
+        if recipe is not None and recipe != self.recipe:
+            study.recipe, study._recipe_word = recipe, f"recipe={Path(recipe).stem}"
         return study
 
     def variant_names(self) -> list[str]:
-        """Return the canonical names, each once: the baseline, then the others in the order of `variants`."""
+        """Return the canonical names, each once: the baseline, then the others in the order of `variants`.
+
+        Without those that are :meth:`skipped`.
+        """
+        return [name for name in self._selected() if name not in self.skipped()]
+
+    def skipped(self) -> dict[str, str]:
+        """Return what a table, group or glob of `variants` holds and the recipe cannot have, with the reason.
+
+        A variant that stands in the study by its own name is never skipped: making its run refuses it.
+        """
+        if self._skipped is None:
+            found: dict[str, str] = {}
+            for combination in self.combinations():
+                with self._named():
+                    config = make_run(self.recipe, self.baseline, 0, combination.overrides)
+                for name, by_name in self._selected().items():
+                    try:
+                        account(config.model_copy(update={"variant": name}))
+                    except UserError as error:
+                        if not by_name:
+                            found.setdefault(name, str(error))
+            self._skipped = found
+        return self._skipped
+
+    def _selected(self) -> dict[str, bool]:
+        """Return the canonical names in order, the baseline first, and whether each stands there by its own name."""
         with self._named():
-            names = [variants.get(self.baseline).name]
-            names += [variant.name for pattern in self.variants for variant in variants.select(pattern)]
-        return list(dict.fromkeys(names))
+            selected = {variants.get(self.baseline).name: True}
+            for word in self.variants:
+                for variant in variants.select(word):
+                    by_name = selected.get(variant.name, False) or not variants.is_pattern(word)
+                    selected[variant.name] = by_name
+        return selected
+
+    @property
+    def fixed(self) -> Combination:
+        """What every run has: the settings of `overrides.set` and of the command line, which are its label."""
+        return Combination((*self.overrides.set, *self._settings), " ".join(self._asked))
+
+    @property
+    def _asked(self) -> tuple[str, ...]:
+        """What the command line asks for, in words."""
+        return (*filter(None, (self._recipe_word,)), *self._settings)
 
     def combinations(self) -> list[Combination]:
-        """Return every combination of the grid, the last key changing fastest; one where there is no grid."""
+        """Return every named setting with every combination of the grid, the last key changing fastest.
+
+        One where there is neither.
+        """
         by_key = [[_setting(key, value) for value in values] for key, values in self.overrides.grid.items()]
         found = []
-        for chosen in itertools.product(*by_key):
-            apart = (*chosen, *self._settings)
-            found.append(Combination((*self.overrides.set, *apart), " ".join(apart)))
+        for name, bundle in (self.overrides.settings or {"": []}).items():
+            for chosen in itertools.product(*by_key):
+                label = " ".join(filter(None, (name, *chosen, *self._asked)))
+                found.append(Combination((*self.overrides.set, *bundle, *chosen, *self._settings), label))
         return found
 
     def cells(self) -> list[Cell]:

@@ -1,4 +1,5 @@
-"""Training throughput by ratio within one process: eager, compiled, and a plain loop around transformers' Qwen3.
+"""Training throughput by ratio within one process: eager, compiled, and a plain loop around transformers' Qwen3
+(with experts: Qwen3-MoE, and the dense model that does as much work a token).
 
 Contenders take turns, round by round, so that a machine whose speed drifts drifts for all of them.
 """
@@ -17,14 +18,16 @@ import lightning as L
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from gatebench.config import RunConfig
 from gatebench.errors import UserError
 from gatebench.model.build import build_run_model
 from gatebench.training import hardware
 from gatebench.training.callbacks import MetricsWriter
+from gatebench.training.datamodule import MicroBatches
 from gatebench.training.module import LanguageModel
 from gatebench.training.optim import make_optimizer
 from gatebench.training.run import quieten_lightning
@@ -45,17 +48,20 @@ class Contender:
         return tokens_per_step / statistics.median(self.seconds)
 
 
-class _RandomTokens(IterableDataset[dict[str, Any]]):
-    """Endless micro-batches of uniform tokens: throughput does not depend on what they say."""
+class _UniformTokens:
+    """Windows of uniform tokens: throughput does not depend on what they say."""
 
     def __init__(self, config: RunConfig) -> None:
-        self.shape = (config.micro_batch_size, config.data.seq_len + 1)
+        self.length = config.data.seq_len + 1
         self.vocab_size = config.model.vocab_size
 
-    def __iter__(self) -> Any:
-        rng = np.random.default_rng(0)
-        while True:
-            yield {"ids": torch.from_numpy(rng.integers(0, self.vocab_size, self.shape)), "crc": 0}
+    def batch(self, step: int, batch_size: int) -> NDArray[np.int64]:
+        """Return (batch_size, seq_len + 1) tokens."""
+        return np.random.default_rng(step).integers(0, self.vocab_size, (batch_size, self.length))
+
+
+def _micro_batches(config: RunConfig) -> MicroBatches:
+    return MicroBatches(_UniformTokens(config), config, 0, 0, 1)
 
 
 class _Stopwatch(L.Callback):
@@ -75,7 +81,15 @@ class _Stopwatch(L.Callback):
             self.mark()
 
 
-def gatebench_contender(config: RunConfig, *, compiled: bool) -> Contender:
+def dense_counterpart(config: RunConfig) -> RunConfig:
+    """Return a recipe with experts made dense, with the FFN width that a token goes through: top_k * expert_dim."""
+    moe = config.model.moe
+    assert moe is not None
+    width = moe.top_k * moe.expert_dim
+    return config.model_copy(update={"model": config.model.model_copy(update={"moe": None, "ffn_dim": width})})
+
+
+def gatebench_contender(config: RunConfig, *, compiled: bool, label: str = "") -> Contender:
     """Return our training module under Lightning, metrics written as in a run."""
     quieten_lightning()
     device = hardware.resolve_accelerator(config.train.accelerator)
@@ -104,16 +118,19 @@ def gatebench_contender(config: RunConfig, *, compiled: bool) -> Contender:
                 enable_progress_bar=False,
                 enable_model_summary=False,
             )
-            trainer.fit(LanguageModel(config, model), DataLoader(_RandomTokens(config), batch_size=None))
+            trainer.fit(LanguageModel(config, model), DataLoader(_micro_batches(config), batch_size=None))
         return list(np.diff(watch.marks))
 
-    return Contender(f"{config.variant}, {'compiled' if compiled else 'eager'}", steps, setup)
+    return Contender(f"{config.variant}{label}, {'compiled' if compiled else 'eager'}", steps, setup)
 
 
 def qwen3_contender(config: RunConfig) -> Contender:
-    """Return a plain training loop around transformers' Qwen3 of the recipe's shape, optimiser and precision."""
+    """Return a plain training loop around transformers' Qwen3 of the recipe's shape, optimiser and precision.
+
+    With experts it is Qwen3-MoE with its own load-balancing loss, experts computed as transformers does by default.
+    """
     try:
-        from transformers import Qwen3Config, Qwen3ForCausalLM
+        from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
     except ImportError:
         raise UserError(
             "gatebench bench: package transformers is missing; pip install 'gatebench[dev]', or leave --qwen3 out"
@@ -121,24 +138,33 @@ def qwen3_contender(config: RunConfig) -> Contender:
     device = hardware.resolve_accelerator(config.train.accelerator)
     precision = hardware.resolve_precision(config.train.precision, device)
     shape = config.model
-    model: Any = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=shape.vocab_size,
-            hidden_size=shape.d_model,
-            intermediate_size=shape.ffn_dim,
-            num_hidden_layers=shape.n_layers,
-            num_attention_heads=shape.n_heads,
-            num_key_value_heads=shape.n_kv_heads,
-            head_dim=shape.head_dim,
-            tie_word_embeddings=shape.tie_embeddings,
-            rms_norm_eps=shape.norm_eps,
-            use_cache=False,
-        )
-    )
+    common: dict[str, Any] = {
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.d_model,
+        "num_hidden_layers": shape.n_layers,
+        "num_attention_heads": shape.n_heads,
+        "num_key_value_heads": shape.n_kv_heads,
+        "head_dim": shape.head_dim,
+        "tie_word_embeddings": shape.tie_embeddings,
+        "rms_norm_eps": shape.norm_eps,
+        "use_cache": False,
+    }
+    model: Any
+    if shape.moe is None:
+        model = Qwen3ForCausalLM(Qwen3Config(intermediate_size=shape.ffn_dim, **common))
+    else:
+        experts: dict[str, Any] = {
+            "num_experts": shape.moe.n_experts,
+            "num_experts_per_tok": shape.moe.top_k,
+            "moe_intermediate_size": shape.moe.expert_dim,
+            "norm_topk_prob": shape.moe.norm_topk_prob,
+            "output_router_logits": True,
+        }
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**experts, **common))
     model.set_attn_implementation("sdpa")
     model = model.to(device)
     optimizer = make_optimizer(model, config.optim)
-    data = iter(_RandomTokens(config))
+    data = iter(_micro_batches(config))
 
     def steps(n: int) -> list[float]:
         watch = _Stopwatch(device)
@@ -146,8 +172,10 @@ def qwen3_contender(config: RunConfig) -> Contender:
             for _ in range(config.accumulate):
                 ids = next(data)["ids"].to(device)
                 with torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "bf16"):
-                    logits = model(ids[:, :-1]).logits
-                loss = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
+                    answer = model(ids[:, :-1])
+                loss = F.cross_entropy(answer.logits.float().flatten(0, 1), ids[:, 1:].flatten())
+                if shape.moe is not None:
+                    loss = loss + model.router_aux_loss_coef * answer.aux_loss
                 (loss / config.accumulate).backward()
             nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip or float("inf"))
             optimizer.step()
@@ -155,7 +183,7 @@ def qwen3_contender(config: RunConfig) -> Contender:
             watch.mark()
         return list(np.diff(watch.marks))
 
-    return Contender("transformers Qwen3, plain loop", steps)
+    return Contender(f"transformers Qwen3{'-MoE' if shape.moe else ''}, plain loop", steps)
 
 
 def take_turns(contenders: list[Contender], rounds: int, steps: int) -> None:

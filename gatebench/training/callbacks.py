@@ -16,13 +16,15 @@ import lightning as L
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from safetensors.torch import save_model
 from torch import Tensor
 
 from gatebench.config import RunConfig
+from gatebench.training.attempt import Attempt
 from gatebench.training.module import LanguageModel
 from gatebench.training.optim import lr_factor
+from gatebench.training.router_metrics import RouterMetrics
 from gatebench.training.rundir import RunDirectory, RunLog
+from gatebench.training.sharding import save_weights
 
 
 class MetricsWriter(L.Callback):
@@ -39,6 +41,7 @@ class MetricsWriter(L.Callback):
         self.diverged_step: int | None = None
         self.listeners: list[Callable[[list[dict[str, Any]]], None]] = []
         self._pending: list[tuple[int, Tensor, Tensor, int]] = []
+        self._router = RouterMetrics()
         self._loss: Tensor | None = None
         self._step = 0
         self._clock = 0.0
@@ -56,9 +59,11 @@ class MetricsWriter(L.Callback):
         """Collect the micro-batch; once its optimiser step is made, queue the row."""
         assert isinstance(pl_module, LanguageModel) and pl_module.loss is not None
         self._loss = pl_module.loss if self._loss is None else self._loss + pl_module.loss
+        self._router.add(pl_module.router)
         if trainer.global_step == self._step:
             return
         self._step = trainer.global_step
+        self._router.close_step()
         assert pl_module.grad_norm is not None
         self._pending.append(
             (self._step, self._loss / self.config.accumulate, pl_module.grad_norm.detach(), batch["crc"])
@@ -74,13 +79,14 @@ class MetricsWriter(L.Callback):
         losses = torch.stack([loss.float() for _, loss, _, _ in self._pending])
         losses = trainer.strategy.reduce(losses, reduce_op="mean")
         norms = torch.stack([norm.float() for _, _, norm, _ in self._pending])
-        values = torch.stack((losses, norms)).tolist()  # the one sync
+        values = torch.stack((losses, norms)).tolist()  # the one sync of a dense model
+        router = self._router.read(len(self._pending))
         now = time.perf_counter()
         tokens_per_step = self.config.train.batch_size * self.config.data.seq_len
         rate = tokens_per_step * len(self._pending) / (now - self._clock)
         self._clock = now
         rows = []
-        for (step, _, _, crc), loss, norm in zip(self._pending, *values, strict=True):
+        for (step, _, _, crc), loss, norm, columns in zip(self._pending, *values, router, strict=True):
             lr = self.config.optim.lr * lr_factor(step - 1, self.config.train.steps, self.config.optim)
             rows.append(
                 {
@@ -91,6 +97,7 @@ class MetricsWriter(L.Callback):
                     "lr": lr,
                     "tokens_per_s": round(rate, 1),
                     "batch": f"{crc:08x}",
+                    **columns,
                 }
             )
             if not math.isfinite(loss):
@@ -150,8 +157,8 @@ class StopTogether(L.Callback):
     A single process keeps that handler: it stops after the current batch.
     """
 
-    def __init__(self, name: str, log: RunLog) -> None:
-        self.name = name
+    def __init__(self, attempt: Attempt, log: RunLog) -> None:
+        self.attempt = attempt
         self.run_log = log
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -165,7 +172,8 @@ class StopTogether(L.Callback):
                 launcher.kill(signal.SIGKILL)
             if trainer.is_global_zero:
                 step = f"step {trainer.global_step} of {trainer.max_steps}"
-                self.run_log(f"gatebench: {self.name}: stopped at {step}; run the same line again to go on")
+                self.attempt.record_failure("outside", f"stopped at {step}")
+                self.run_log(f"gatebench: {self.attempt.name}: stopped at {step}; run the same line again to go on")
             os._exit(1)
 
         signal.signal(signal.SIGTERM, stop)
@@ -187,17 +195,9 @@ class Snapshots(L.Callback):
         if every is None or step % every or step in (0, self._saved) or step >= self.config.train.steps:
             return
         self._saved = step
-        if not trainer.is_global_zero:
-            return
         assert isinstance(pl_module, LanguageModel)
-        final = self.directory.checkpoints / f"weights_{step:07d}.safetensors"
-        temporary = final.with_suffix(".tmp")
-        try:
-            save_model(pl_module.model, str(temporary))
-            os.replace(temporary, final)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        path = self.directory.checkpoints / f"weights_{step:07d}.safetensors"
+        save_weights(pl_module.model, path, write=trainer.is_global_zero)
 
 
 class TrainingProgress(L.Callback):

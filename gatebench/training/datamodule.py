@@ -27,7 +27,8 @@ class MicroBatches(IterableDataset[dict[str, Any]]):
     Each is `{"ids": (micro_batch_size, seq_len + 1) int64, "crc": int}`; in rank 0 `crc` is the CRC-32 of all ranks'
     ids since the
     step's first micro-batch, so the last one of a step identifies its batch however many devices and micro-batches
-    share it.
+    share it. Where the load-balancing loss of an MoE counts ahead, the first one of a step has `step_ids`, too: all of
+    this rank's sequences of the step, (accumulate * micro_batch_size, seq_len + 1).
     """
 
     def __init__(self, windows: Windows, config: RunConfig, start: int, rank: int, world_size: int) -> None:
@@ -39,17 +40,23 @@ class MicroBatches(IterableDataset[dict[str, Any]]):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         micro, accumulate = self.config.micro_batch_size, self.config.accumulate
+        moe = self.config.model.moe
+        ahead = moe is not None and moe.lbl_scope == "global_batch" and accumulate > 1
         step = self.start
         while True:
             crc = 0
-            for accumulated in range(accumulate):
-                first = (step * accumulate + accumulated) * self.world_size
+            firsts = [(step * accumulate + accumulated) * self.world_size for accumulated in range(accumulate)]
+            for first in firsts:
                 ids = self.windows.batch(first + self.rank, micro)
                 if self.rank == 0:  # the one that writes the metrics
                     crc = zlib.crc32(_bytes(ids), crc)
                     for other in range(1, self.world_size):
                         crc = zlib.crc32(_bytes(self.windows.batch(first + other, micro)), crc)
-                yield {"ids": torch.from_numpy(ids), "crc": crc}
+                batch = {"ids": torch.from_numpy(ids), "crc": crc}
+                if ahead and first == firsts[0]:
+                    all_ids = [self.windows.batch(other + self.rank, micro) for other in firsts]
+                    batch["step_ids"] = torch.from_numpy(np.concatenate(all_ids))
+                yield batch
             step += 1
 
 

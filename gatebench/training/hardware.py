@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +36,10 @@ def check_devices(config: RunConfig, device: str) -> None:
     train = config.train
     if device == "cuda" and train.devices > torch.cuda.device_count():
         raise UserError(f"train.devices={train.devices}: legal here: 1 to {torch.cuda.device_count()} (CUDA devices)")
+    if device == "mps" and config.model.moe is not None:
+        raise UserError("train.accelerator='mps': grouped products of experts need CUDA or a CPU; legal: gpu, cpu")
+    if device == "mps" and train.strategy == "fsdp":
+        raise UserError("train.strategy='fsdp': legal on MPS: auto")
     if device == "mps" and train.devices > 1:
         raise UserError(f"train.devices={train.devices}: legal on MPS: 1")
 
@@ -108,8 +114,16 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+SNAPSHOT = "snapshot.json"
+"""Beside a copy of the package that a queued run uses: the commit that the copy was made at."""
+
+
 def git_state() -> tuple[str | None, bool | None]:
-    """Return (commit, dirty) of the checkout, or (None, None) outside one."""
+    """Return (commit, dirty) of the checkout, or (None, None) outside one; in a copy of the code, what was copied."""
+    snapshot = Path(gatebench.__file__).parent.parent / SNAPSHOT
+    if snapshot.is_file():
+        copied = json.loads(snapshot.read_text(encoding="utf-8"))
+        return copied["git_commit"], copied["git_dirty"]
 
     def git(*args: str) -> str:
         command = ["git", "-C", str(project_root()), *args]

@@ -13,8 +13,8 @@ from gatebench.config import OptimConfig
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, object]]:
     """Return AdamW groups; every parameter is in exactly one.
 
-    `decay`: weight matrices. `no_decay`: norms, biases and, unless decay_embeddings, the embedding (and a tied output
-    layer).
+    `decay`: weight matrices (experts and routers, too). `no_decay`: norms, biases (those of `kv_bias` and sink logits,
+    too), λ vectors and, unless decay_embeddings, the embedding (and a tied output layer) and registers.
     `gates`: gate matrices, decayed like other matrices, at lr * gate_lr_multiplier. `gates_no_decay`: θ, gains and
     biases
     of gates, at the same rate.
@@ -23,8 +23,8 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, ob
     members: dict[str, list[nn.Parameter]] = {name: [] for name in names}
     for name, parameter in model.named_parameters():  # a tied weight is listed once
         is_gate = ".gates." in name
-        is_embedding = name.endswith("embed.weight")
-        decayed = parameter.ndim >= 2 and not name.endswith((".theta", ".gain"))
+        is_embedding = name.endswith(("embed.weight", "registers"))
+        decayed = parameter.ndim >= 2 and not name.endswith((".theta", ".gain", ".null_key", ".null_value"))
         if is_embedding:
             decayed = config.decay_embeddings
         members[("gates" if decayed else "gates_no_decay") if is_gate else ("decay" if decayed else "no_decay")].append(

@@ -6,14 +6,26 @@ import torch
 from torch import Tensor
 
 from gatebench import variants
-from gatebench.config import ModelConfig, apply_variant
-from gatebench.model.attention import eager
+from gatebench.config import ModelConfig, MoEConfig, apply_variant
 from gatebench.model.build import build_model
 from gatebench.model.gates import GateInputs
 from gatebench.model.transformer import Transformer
 
-TINY = ModelConfig(n_layers=2, d_model=24, n_heads=4, n_kv_heads=2, head_dim=8, ffn_dim=20, vocab_size=61, init_std=0.2)
+TINY = ModelConfig(
+    n_layers=2,
+    d_model=24,
+    n_heads=4,
+    n_kv_heads=2,
+    head_dim=8,
+    ffn_dim=20,
+    vocab_size=61,
+    init_std=0.2,
+    context_length=128,
+)
 """q * dk = 32 differs from d_model = 24; init_std is large enough for every path to leave its mark on the logits."""
+
+TINY_MOE = TINY.model_copy(update={"ffn_dim": 4, "moe": MoEConfig(n_experts=32, top_k=4, expert_dim=4)})
+"""TINY with experts, for the variants that change how many there are."""
 
 REGISTRY = tuple(variants.registry())
 
@@ -28,18 +40,43 @@ GRAMMAR_EXTRAS = (
     "g3_headwise_input_independent",
     "g2_elementwise_shared_input_independent",
     "g1_elementwise_additive_silu_input_independent",
+    "g3_elementwise_from_key",
+    "g4_elementwise_from_value",
+    "g5_elementwise_from_previous_rank4",
+    "g2_headwise_from_slice",
+    "g1_headwise_shared_floor0p25_temp2_from_key_detached_bias0p9",
+    "g2_elementwise_shared_additive_hard_from_previous_first8_rank4_detached",
+    "g1_headwise_from_previous+g3_headwise_from_previous",
     "g1_headwise+g2_headwise",
     "g1_elementwise+g1_rmsnorm",
     "g1_headwise+g2_elementwise+g3_headwise+g4_elementwise+g5_elementwise",
     "kv_heads_x2+g1_headwise",
+    "switch_k_2top1",
+    "switch_kv_3top2+g1_headwise+g2_headwise",
+    "clipped_softmax4",
+    "registers3+forgetting+g1_headwise",
+    "registers2+value_residual+exclusive+kv_bias+g1_elementwise",
+    "sink_logits+value_residual+g2_elementwise",
+    "softmax1+exclusive+g2_headwise",
+    "differential+value_residual+registers1+g1_headwise+g2_headwise",
+    "sigmoid_attention+clip100+g1_elementwise",
+    "softpick+sandwich_norm+g5_elementwise",
+    "kv_heads_x2+differential",
+    "experts_plus4+g1_headwise",
 )
 """Legal names that no registry entry lists: the grammar alone must make them work too."""
 
 EVERY_VARIANT = (*REGISTRY, *GRAMMAR_EXTRAS)
 
 
+def tiny_for(name: str) -> ModelConfig:
+    """Return the tiny shape, with experts for a variant of them."""
+    return TINY_MOE if any(key.startswith("moe.") for key in variants.get(name).ratios) else TINY
+
+
 def shape(name: str, config: ModelConfig = TINY, **changes: object) -> ModelConfig:
     """Return the final shape of the variant `name` at `config` with `changes`."""
+    config = tiny_for(name) if config is TINY else config
     changed = ModelConfig.model_validate({**config.model_dump(), **changes})
     return apply_variant(changed, variants.get(name))
 
@@ -63,7 +100,7 @@ def hidden_only(x: Tensor) -> GateInputs:
 def use_eager(model: Transformer) -> Transformer:
     """Return `model` after sending its attention through the explicit map."""
     for block in model.blocks:
-        vars(block.attn.kernel)["forward"] = eager
+        vars(block.attn.kernel)["forward"] = block.attn.kernel.explicit
     return model
 
 

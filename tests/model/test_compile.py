@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.model.shapes import REGISTRY, TINY, build
+from tests.model.shapes import REGISTRY, TINY, build, token_ids
 
 EVERY_PATH = (
     "baseline",
@@ -23,7 +23,22 @@ EVERY_PATH = (
     "g1_silu_only",
     "g1_elementwise_input_independent",
     "g2_elementwise_ns_sigmoid",
+    "g1_headwise_hard",
+    "g1_elementwise_first16_rank8_detached_bias0p9",
+    "g1_elementwise_temp2_from_value",
+    "g1_headwise_from_output+g2_headwise_from_previous",
+    "quantizable_gate",
     "g1_headwise+g2_elementwise+g3_headwise+g4_elementwise+g5_elementwise",
+    "softmax1",
+    "sink_logits+g1_headwise",
+    "kv_bias",
+    "sigmoid_attention",
+    "softpick",
+    "clipped_softmax",
+    "forgetting+g1_elementwise",
+    "differential",
+    "exclusive",
+    "sandwich_norm+clip100",
 )
 INDUCTOR_GRADIENTS = ("baseline", "g1_headwise", "g1_elementwise", "g2_elementwise_shared_additive_silu", "g1_rmsnorm")
 
@@ -94,3 +109,25 @@ def test_one_compilation_serves_every_layer_of_a_model(name: str) -> None:
             compiled = torch.compile(block, backend=counter, fullgraph=True)(compiled, cos, sin)
     torch.testing.assert_close(compiled, expected, atol=1e-5, rtol=1e-5)
     assert counter.frame_count == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "graphs"), [("differential", 1), ("value_residual", 2), ("registers2", 1)])
+def test_designs_that_depend_on_the_layer_need_no_graph_a_layer(name: str, graphs: int) -> None:
+    """λ₀ differs in every layer and is no constant of the graph; the first layer's values make one graph more."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    counter = CompileCounterWithBackend("aot_eager")
+    model, ids = build(name, n_layers=3), token_ids()
+    expected = model(ids)
+    expected.square().mean().backward()
+    gradients = {key: parameter.grad.clone() for key, parameter in model.named_parameters()}
+    model.zero_grad()
+    for block in model.blocks:
+        block.forward = torch.compile(block.forward, backend=counter, fullgraph=True)
+    compiled = model(ids)
+    compiled.square().mean().backward()
+    torch.testing.assert_close(compiled, expected, atol=1e-5, rtol=1e-5)
+    for key, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[key], atol=1e-5, rtol=1e-5)
+    assert counter.frame_count == graphs

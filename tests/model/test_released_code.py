@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gatebench.config import ModelConfig
-from gatebench.model.attention import attention_map
 from gatebench.model.build import build_model
+from gatebench.model.kernels import attention_map
 from gatebench.model.transformer import Transformer
 from tests.model.released_layout import from_released, split_queries_and_gates
 from tests.model.shapes import decode, use_eager

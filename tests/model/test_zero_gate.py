@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from gatebench import variants
-from gatebench.model import gates
-from gatebench.model.attention import KVCache, attention_map, eager
+from gatebench.gatespec import factorial
+from gatebench.model.attention import KVCache
+from gatebench.model.gates import Gate
+from gatebench.model.kernels import attention_map
 from tests.model.shapes import EVERY_VARIANT, TINY, build
 
 MULTIPLICATIVE = [
@@ -25,8 +27,7 @@ SCORE_SIDE = [name for name in MULTIPLICATIVE if name not in OUTPUT_SIDE]
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Force the score of every gate to 0."""
-    for activation in gates.ACTIVATIONS:
-        monkeypatch.setitem(gates.ACTIVATIONS, activation, torch.zeros_like)
+    monkeypatch.setattr(Gate, "scores", lambda gate, logits: torch.zeros_like(logits))
 
 
 def attention_outputs(name: str) -> dict[str, Tensor]:
@@ -40,15 +41,18 @@ def attention_outputs(name: str) -> dict[str, Tensor]:
         cache = KVCache()
         steps = [attn(x[:, t : t + 1], cos[t : t + 1], sin[t : t + 1], cache) for t in range(6)]
         outputs["cached"] = torch.cat(steps, dim=1)
-        vars(attn.kernel)["forward"] = eager
+        vars(attn.kernel)["forward"] = attn.kernel.explicit
         outputs["eager"] = attn(x, cos, sin)
     return outputs
 
 
 def test_the_lists_hold_what_they_should() -> None:
-    assert len(OUTPUT_SIDE) == 31
-    assert len(SCORE_SIDE) == 17
-    assert "g3_headwise" in SCORE_SIDE
+    # Of the factorial's cells, multiplicative: G1 and G2 2 x 2 x 2 each and two at G5; G3 and G4 2 x 2 x 2 each.
+    cells = {gate.name for gate in factorial()}
+    assert len(cells.intersection(OUTPUT_SIDE)) == 18
+    assert len(cells.intersection(SCORE_SIDE)) == 16
+    assert "g1_elementwise_floor0p9" in OUTPUT_SIDE
+    assert "g4_headwise_from_query" in SCORE_SIDE
 
 
 @pytest.mark.parametrize("name", OUTPUT_SIDE)

@@ -12,6 +12,8 @@ from gatebench.config import OptimConfig
 from gatebench.training.optim import lr_factor, make_optimizer, parameter_groups
 from tests.model.shapes import EVERY_VARIANT, build
 
+MATRICES = ("weight", "gate_up_proj", "down_proj")
+
 OPTIM = OptimConfig(lr=1e-2, weight_decay=0.1, gate_lr_multiplier=3.0)
 
 
@@ -41,7 +43,8 @@ def test_only_matrices_decay_and_only_gates_have_the_gate_rate(name: str) -> Non
         assert groups[group]["lr"] == pytest.approx(3e-2 if group.startswith("gates") else 1e-2)
         assert groups[group]["weight_decay"] == (0.0 if group.endswith("no_decay") else 0.1)
         for member in members:
-            matrix = parameters[member].ndim == 2 and member.endswith("weight") and "embed" not in member
+            # of 3 dimensions: a matrix an expert, or a head
+            matrix = parameters[member].ndim in (2, 3) and member.endswith(MATRICES) and "embed" not in member
             assert matrix == (not group.endswith("no_decay")), member
 
 

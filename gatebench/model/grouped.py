@@ -1,0 +1,83 @@
+"""Grouped matrix products: rows sorted by group, each group times a matrix of its own, in one operation.
+
+`torch.nn.functional.grouped_mm` does the work, on CPUs and on CUDA. It stands behind operators of our own because it
+wants rows of 16-byte multiples, its shape function refuses fp32 under torch.compile, and torch's FLOP counter and
+autocast pass it by. Letters: R rows, G groups, I input width, O output width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+
+@torch.library.custom_op("gatebench::grouped_mm", mutates_args=())
+def grouped_mm(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+    """Return (R, O): rows[r] @ matrices[g] with r in group g.
+
+    `rows` (R, I), sorted by group; `matrices` (G, I, O); `ends` (G,) int32, where each group's rows end. A group may be
+    empty. Differentiable in `rows` and `matrices`.
+    """
+    width = matrices.shape[2]
+    rows, matrices = _aligned(rows), _aligned(_aligned(matrices, dim=1), dim=2)
+    return F.grouped_mm(rows, matrices, offs=ends)[:, :width].contiguous()
+
+
+@torch.library.custom_op("gatebench::grouped_outer", mutates_args=())
+def grouped_outer(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
+    """Return (G, I, O): left[rows of g].T @ right[rows of g], zero for an empty group.
+
+    `left` (R, I) and `right` (R, O), sorted by group; `ends` (G,) int32.
+    """
+    shape = left.shape[1], right.shape[1]
+    product = F.grouped_mm(_aligned(left).T, _aligned(right), offs=ends)
+    return product[:, : shape[0], : shape[1]].contiguous()
+
+
+def _aligned(matrix: Tensor, dim: int = 1) -> Tensor:
+    """Pad dimension `dim` with zeros to a multiple of 16 bytes; a matrix that fits already is returned as it is."""
+    missing = -matrix.shape[dim] % (16 // matrix.element_size())
+    if missing:
+        matrix = F.pad(matrix, (0, missing) if dim == matrix.ndim - 1 else (0, 0, 0, missing))
+    # a transposed view stays one: the product reads either order
+    return matrix if matrix.stride(-1) == 1 or matrix.stride(-2) == 1 else matrix.contiguous()
+
+
+@grouped_mm.register_fake
+def _(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+    return rows.new_empty(rows.shape[0], matrices.shape[2])
+
+
+@grouped_outer.register_fake
+def _(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
+    return left.new_empty(ends.shape[0], left.shape[1], right.shape[1])
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    rows, matrices, ends = ctx.saved_tensors
+    grad = grad.contiguous()
+    grad_rows = grouped_mm(grad, matrices.transpose(1, 2), ends) if ctx.needs_input_grad[0] else None
+    grad_matrices = grouped_outer(rows, grad, ends) if ctx.needs_input_grad[1] else None
+    return grad_rows, grad_matrices, None
+
+
+grouped_mm.register_autograd(_backward, setup_context=_keep)
+
+
+@register_flop_formula(torch.ops.gatebench.grouped_mm)
+def _grouped_mm_flops(rows: Any, matrices: Any, ends: Any, *args: Any, **kwargs: Any) -> int:
+    """Two per multiply-add of every row with its matrix (the counter passes shapes)."""
+    return int(2 * rows[0] * rows[1] * matrices[2])
+
+
+@register_flop_formula(torch.ops.gatebench.grouped_outer)
+def _grouped_outer_flops(left: Any, right: Any, ends: Any, *args: Any, **kwargs: Any) -> int:
+    return int(2 * left[0] * left[1] * right[1])
