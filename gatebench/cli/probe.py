@@ -4,19 +4,47 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gatebench.cli.ablation import comparison_folder
 from gatebench.cli.output import stdout_console
+from gatebench.cli.sweep import Seeds, folder_name
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from gatebench.evaluation.run_probes import Request
+    from gatebench.report.probe_files import ProbedRun
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that stand in one table."""
+
+    label: str
+    """What sets the group apart from the study's others; empty for one alone."""
+    run_dirs: list[Path]
+    folder: Path | None
+    """Of the tables and figures; None where it follows from the runs."""
 
 
 def probe(
     run_dirs: Annotated[
-        list[Path], typer.Argument(metavar="RUN_DIR...", help="Run directories: one, or several to compare.")
-    ],
+        list[Path] | None,
+        typer.Argument(metavar="[RUN_DIR...]", help="Run directories: one, or several to compare.", show_default=False),
+    ] = None,
+    study: Annotated[
+        str | None, typer.Option(metavar="STUDY", help="Probe the runs of this study, in place of RUN_DIR...")
+    ] = None,
+    seeds: Seeds = None,
+    settings: Annotated[
+        list[str], typer.Option("--set", help="With --study: as `gatebench sweep` was given it. Repeatable.")
+    ] = [],  # noqa: B006
     intervene: Annotated[
         list[str],
         typer.Option(
@@ -37,23 +65,25 @@ def probe(
     seq_len: Annotated[int | None, typer.Option(min=8, help="Context length (default: the run's own).")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the table and figures (one run: its probe folder; several: results/probe)."),
+        typer.Option(help="Folder of tables and figures (a run: its own; several: results/probe; a study's: its own)."),
     ] = None,
     figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw the figures.")] = True,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads (default: all cores).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Measure sinks, activations, SDPA output, values and gate scores of trained runs; intervene; draw."""
+    """Measure sinks, where attention goes, activations and gate scores of trained runs; intervene; draw."""
     from gatebench.errors import UserError
 
-    twice = {str(path) for path in run_dirs if sum(path.resolve() == other.resolve() for other in run_dirs) > 1}
-    if twice:
-        raise UserError(f"{sorted(twice)[0]}: named twice; legal: each run directory once")
-    missing = [path for path in run_dirs if not path.is_dir()]
-    if missing:
-        raise UserError(f"{missing[0]}: no such directory; legal: a run directory (results/runs/<recipe>/<run>)")
     if any(layer < 1 for layer in attention_map):
         raise UserError(f"--attention-map {min(attention_map)}: legal: layers counted from 1")
+    if study is None:
+        if seeds is not None or settings:
+            raise UserError("--seeds and --set: go with --study alone; legal: run directories without them")
+        groups = [Group("", _checked(run_dirs or []), out)]
+    elif run_dirs:
+        raise UserError(f"--study {study}: not with run directories ({run_dirs[0]}); legal: one or the other")
+    else:
+        groups = _study_groups(study, seeds, settings, out)
 
     import torch
 
@@ -71,36 +101,115 @@ def probe(
     )
     if threads:
         torch.set_num_threads(threads)
-    opened = [open_run(path) for path in run_dirs]
-    found = [run_probes(trained, request, log=lambda line: print(line, file=sys.stderr)) for trained in opened]
-
-    from gatebench.report import intervention_table, probe_files
-
-    runs = [probe_files.load(path) for path in run_dirs]
-    if not request.interventions:  # what an earlier call left is not of this one
-        table = []
-    else:
-        table = intervention_table.rows(runs)
-    folder = out or _folder(run_dirs, [trained.config.recipe for trained in opened], runs)
-    files = _write_table(table, folder)
-    if figures:
-        files += _draw(runs, folder)
+    opened = {path: open_run(path) for group in groups for path in group.run_dirs}
+    found = {
+        path: run_probes(trained, request, log=lambda line: print(line, file=sys.stderr))
+        for path, trained in opened.items()
+    }
+    recipes = {path: trained.config.recipe for path, trained in opened.items()}
+    contents, files = [], [path / "probe" for path in opened]
+    for group in groups:
+        content, shown, written = _report(group, request, found, recipes, figures=figures)
+        files += written
+        contents.append(content)
+        for part in [] if as_json else shown:
+            stdout_console().print(part)
     if as_json:
-        content = {"runs": found, "interventions": intervention_table.to_dicts(table), "files": [str(f) for f in files]}
-        print(json.dumps(content, indent=1))
-    else:
-        console = stdout_console()
-        console.print(_overview(found, "Sinks and activations, against uniform attention (floor)", SINK_COLUMNS))
-        console.print(_overview(found, "SDPA output and gates, means over layers", OUTPUT_COLUMNS))
-        if every_checkpoint:
-            console.print(_over_training(found))
-        if table:
-            console.print(intervention_table.to_rich(table))
-    for path in [*(path / probe_files.FOLDER for path in run_dirs), *files]:
+        whole = contents[0] if study is None else {"study": study, "combinations": contents}
+        print(json.dumps({**whole, "files": [str(path) for path in files[len(opened) :]]}, indent=1))
+    for path in files:
         print(f"  {path}", file=sys.stderr)
 
 
-def _folder(run_dirs: list[Path], recipes: list[str], runs: list[Any]) -> Path:
+def _checked(run_dirs: list[Path]) -> list[Path]:
+    from gatebench.errors import UserError
+
+    if not run_dirs:
+        raise UserError("probe: nothing to measure; legal: run directories, or --study STUDY")
+    if twice := {str(path) for path in run_dirs if sum(path.resolve() == other.resolve() for other in run_dirs) > 1}:
+        raise UserError(f"{sorted(twice)[0]}: named twice; legal: each run directory once")
+    if missing := [path for path in run_dirs if not path.is_dir()]:
+        raise UserError(f"{missing[0]}: no such directory; legal: a run directory (results/runs/<recipe>/<run>)")
+    return run_dirs
+
+
+def _study_groups(name: str, seeds: int | None, settings: Sequence[str], out: Path | None) -> list[Group]:
+    """The finished runs of a study, in plan order, a group a combination; diverged ones are left out and named.
+
+    Raises UserError where a run is not finished.
+    """
+    from gatebench.errors import UserError
+    from gatebench.paths import project_root
+    from gatebench.sweep.plan import plan
+    from gatebench.sweep.study import load_study
+
+    study = load_study(name).changed(n_seeds=seeds, settings=list(settings))
+    planned = plan(study)
+    if missing := [run for run in planned if not run.finished]:
+        first = f"{missing[0].config.variant} seed {missing[0].config.seed} {missing[0].combination.label}".rstrip()
+        words = " ".join([name, *([f"--seeds {seeds}"] if seeds else []), *(f"--set {word}" for word in settings)])
+        raise UserError(
+            f"study '{study.name}': {len(missing)} of {len(planned)} runs are missing or not finished, the first "
+            f"{first}; `gatebench sweep {words}` trains them"
+        )
+    for run in planned:
+        if run.status == "diverged":
+            print(f"{run.config.variant} seed {run.config.seed} diverged: left out", file=sys.stderr)
+    done = [run for run in planned if run.status == "done" and run.directory is not None]
+    if not done:
+        raise UserError(f"study '{study.name}': every run diverged; legal: a study with a run that did not")
+    folder = out or project_root() / "results" / study.name / "probe"
+    groups = []
+    for combination in study.combinations():
+        paths = [run.directory for run in done if run.combination == combination and run.directory is not None]
+        if paths:
+            groups.append(Group(combination.label, paths, folder / folder_name(combination.label)))
+    return groups
+
+
+def _report(
+    group: Group, request: Request, found: dict[Path, dict[str, Any]], recipes: dict[Path, str], *, figures: bool
+) -> tuple[dict[str, Any], list[RenderableType], list[Path]]:
+    """Write the tables and figures of one group; return everything of it as JSON values, as printed, and its files."""
+    from rich.text import Text
+
+    from gatebench.report import destination_table, intervention_table, probe_files
+
+    runs = [probe_files.load(path) for path in group.run_dirs]
+    folder = group.folder or _folder(group.run_dirs, [recipes[path] for path in group.run_dirs], runs)
+    folder.mkdir(parents=True, exist_ok=True)
+    going = destination_table.rows(runs)
+    texts = {
+        "destinations.md": destination_table.to_markdown(going, runs),
+        "destinations.json": json.dumps(destination_table.to_dicts(going), indent=1) + "\n",
+    }
+    changed = intervention_table.rows(runs) if request.interventions else []  # an earlier call's are not of this one
+    if changed:
+        texts["interventions.md"] = intervention_table.to_markdown(changed, runs)
+        texts["interventions_table.json"] = json.dumps(intervention_table.to_dicts(changed), indent=1) + "\n"
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8", newline="\n")
+    files = [folder / name for name in texts]
+    if figures:
+        files += _draw(runs, folder)
+    measured = [found[path] for path in group.run_dirs]
+    shown: list[RenderableType] = [Text(group.label, style="bold")] if group.label else []
+    shown.append(_overview(measured, "Sinks and activations, against uniform attention (floor)", SINK_COLUMNS))
+    shown.append(_overview(measured, "SDPA output and gates, means over layers", OUTPUT_COLUMNS))
+    shown.append(destination_table.to_rich(going))
+    if request.every_checkpoint:
+        shown.append(_over_training(measured))
+    if changed:
+        shown.append(intervention_table.to_rich(changed))
+    content = {
+        "runs": measured,
+        "interventions": intervention_table.to_dicts(changed),
+        "destinations": destination_table.to_dicts(going),
+    }
+    return {**({"settings": group.label} if group.label else {}), **content}, shown, files
+
+
+def _folder(run_dirs: list[Path], recipes: list[str], runs: list[ProbedRun]) -> Path:
     """One run: its own folder. Several: results/probe/<recipe>/<variants>."""
     from gatebench.paths import project_root
     from gatebench.report.probe_files import FOLDER
@@ -112,19 +221,7 @@ def _folder(run_dirs: list[Path], recipes: list[str], runs: list[Any]) -> Path:
     return project_root() / "results" / "probe" / ",".join(dict.fromkeys(recipes)) / folder
 
 
-def _write_table(table: list[Any], folder: Path) -> list[Path]:
-    from gatebench.report import intervention_table
-
-    if not table:
-        return []
-    folder.mkdir(parents=True, exist_ok=True)
-    markdown, data = folder / "interventions.md", folder / "interventions_table.json"
-    markdown.write_text(intervention_table.to_markdown(table), encoding="utf-8")
-    data.write_text(json.dumps(intervention_table.to_dicts(table), indent=1) + "\n", encoding="utf-8")
-    return [markdown, data]
-
-
-def _draw(runs: list[Any], folder: Path) -> list[Path]:
+def _draw(runs: list[ProbedRun], folder: Path) -> list[Path]:
     from gatebench import variants
     from gatebench.report import probe_figures
 

@@ -129,25 +129,40 @@ class SdpaOutputStats:
 
 
 class ValueNorms:
-    """Mean Euclidean norm of the first token's values and of all others', before and after what sits at G2."""
+    """Mean Euclidean norm of the first token's values and of all others', before and after what sits at G2.
+
+    Where some tokens are triggers: after G2, those of triggers and of the ordinary tokens (neither first nor trigger).
+    """
 
     def __init__(self, n_layers: int, n_kv_heads: int) -> None:
         self.n_windows = np.zeros(n_layers, dtype=np.int64)
         self._sums = {name: np.zeros((n_layers, n_kv_heads)) for name in ("first", "rest", "raw_first", "raw_rest")}
+        self._kinds = {name: np.zeros((n_layers, n_kv_heads)) for name in ("trigger", "ordinary")}
+        self._n_kinds = {name: np.zeros(n_layers, dtype=np.int64) for name in self._kinds}
 
-    def add(self, layer: int, raw: Tensor, gated: Tensor) -> None:
-        """Count values (B, T, K, D) before and after G2."""
+    def add(self, layer: int, raw: Tensor, gated: Tensor, triggers: Tensor) -> None:
+        """Count values (B, T, K, D) before and after G2; `triggers` (B, T) says which tokens are triggers."""
         self.n_windows[layer] += len(raw)
         for prefix, values in (("raw_", raw), ("", gated)):
             norms = values.float().norm(dim=-1).cpu().double().numpy()  # (B, T, K)
             self._sums[f"{prefix}first"][layer] += norms[:, 0].sum(axis=0)
             self._sums[f"{prefix}rest"][layer] += norms[:, 1:].mean(axis=1).sum(axis=0)
+        marked = triggers.cpu().numpy()[:, 1:]
+        for name, chosen in (("trigger", marked), ("ordinary", ~marked)):
+            self._n_kinds[name][layer] += int(chosen.sum())
+            self._kinds[name][layer] += norms[:, 1:][chosen].sum(axis=0)
 
-    def summary(self) -> dict[str, float]:
-        """Return the means over layers and KV heads, after G2."""
+    def summary(self) -> dict[str, float | None]:
+        """Return the means over layers and KV heads, after G2; null for triggers where there is none."""
         arrays = self.arrays()
-        return {name: float(arrays[name].mean()) for name in ("value_norm_first", "value_norm_rest")}
+        names = [f"value_norm_{name}" for name in ("first", "rest", "trigger", "ordinary")]
+        return {name: float(arrays[name].mean()) if name in arrays else None for name in names}
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return (L, K) norms."""
-        return {f"value_norm_{name}": total / self.n_windows[:, None] for name, total in self._sums.items()}
+        arrays = {f"value_norm_{name}": total / self.n_windows[:, None] for name, total in self._sums.items()}
+        if self._n_kinds["trigger"].any():
+            arrays |= {
+                f"value_norm_{name}": total / self._n_kinds[name][:, None] for name, total in self._kinds.items()
+            }
+        return arrays

@@ -40,6 +40,11 @@ def full_windows(corpus: DataSource, seq_len: int, *, bos: bool, n_tokens: int) 
     return np.stack(chosen[:wanted])
 
 
+def trigger_mask(corpus: DataSource, windows: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+    """Return which tokens of `windows` (N, T) are triggers; None on data that has none."""
+    return corpus.is_trigger(windows) if isinstance(corpus, BigramBackcopy) else None
+
+
 def evaluate(trained: Trained) -> dict[str, Any]:
     """Measure a trained model in fp32, write eval.json, probes.json and probes.npz, and return the summary's metrics.
 
@@ -77,7 +82,9 @@ def evaluate(trained: Trained) -> dict[str, Any]:
     write_json(trained.directory.eval, {**context, "domains": domains, **averages, **details})
 
     windows = full_windows(corpus, seq_len, bos=bos, n_tokens=config.eval.probe_tokens)
-    result = probe(model, windows, batch_size=config.eval.batch_size, device=device)
+    result = probe(
+        model, windows, batch_size=config.eval.batch_size, device=device, triggers=trigger_mask(corpus, windows)
+    )
     probes = result.summary()
     write_json(trained.directory.probes, {**context, **probes, **result.details()})
     buffer = io.BytesIO()

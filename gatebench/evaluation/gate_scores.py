@@ -87,7 +87,7 @@ class GateStats:
 
 def histogram_edges(gate: Gate) -> NDArray[np.float64]:
     """Return histogram edges that suit the gate's activation: [0, 1], [-1, 1], or [-2, 2] for unbounded scores."""
-    bounded = gate.spec.activation in ("sigmoid", "ns_sigmoid")
+    bounded = gate.spec.activation in ("sigmoid", "hard")
     low, high = (0.0, 1.0) if bounded else (-1.0, 1.0) if gate.spec.activation == "tanh" else (-2.0, 2.0)
     return np.linspace(low, high, HISTOGRAM_BINS + 1)
 

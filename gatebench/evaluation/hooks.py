@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,31 +23,22 @@ def removing() -> Iterator[list[Any]]:
 
 
 @contextmanager
-def forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Make `module` compute `forward` instead of its own; its hooks go on as before. May nest."""
-    outer = vars(module).get("forward")
-    vars(module)["forward"] = forward
+def method_replaced(module: nn.Module, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Make `module` call `function` for its own method `name`; its hooks go on as before. May nest."""
+    outer = vars(module).get(name)
+    vars(module)[name] = function
     try:
         yield
     finally:
         if outer is None:
-            del vars(module)["forward"]
+            del vars(module)[name]
         else:
-            vars(module)["forward"] = outer
+            vars(module)[name] = outer
 
 
-@contextmanager
-def scores_replaced(gate: Gate, scores: Tensor) -> Iterator[None]:
+def scores_replaced(gate: Gate, scores: Tensor) -> AbstractContextManager[None]:
     """Make `gate` apply `scores` (anything that broadcasts to (B, T, H, D)) instead of its own.
 
     What is done with a score stays the gate's business: it multiplies or is added, as its `GateSpec` says. May nest.
     """
-    outer = vars(gate).get("scores")
-    vars(gate)["scores"] = lambda logits: scores.to(logits.dtype)
-    try:
-        yield
-    finally:
-        if outer is None:
-            del vars(gate)["scores"]
-        else:
-            vars(gate)["scores"] = outer
+    return method_replaced(gate, "scores", lambda logits: scores.to(logits.dtype))

@@ -108,7 +108,7 @@ def effects(
         context = nullcontext() if intervention is None else intervention.applied(model, probe_inputs, **data)
         with context:
             nll = untouched if intervention is None else token_nll(model, inputs, targets, **data)
-            found = probe(model, probe_inputs, **data).summary()
+            found = probe(model, probe_inputs, with_destinations=False, **data).summary()
         kept = ("first_token_share", "first_token_excess", "sink_rate", "m_act", "gate_mean")
         losses = {group: loss_change(nll, untouched, mask) for group, mask in masks.items()}
         rows.append(Effect(name, True, losses, **{key: found[key] for key in kept}))

@@ -7,19 +7,20 @@ is the same by name, as the command line writes it. Letters: B windows, T tokens
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gatebench.errors import UserError, nearest
 from gatebench.evaluation.gate_scores import SITES, scored_gates
-from gatebench.evaluation.hooks import forward_replaced, removing, scores_replaced
+from gatebench.evaluation.hooks import method_replaced, removing, scores_replaced
 from gatebench.model.gates import Gate
 from gatebench.model.transformer import Transformer
 
@@ -176,30 +177,54 @@ def mean_gate_scores(
 
 @contextmanager
 def blocked_first_key(model: Transformer, layers: Collection[int] | None = None) -> Iterator[None]:
-    """Take the first key away from every query but the first, which has no other; softmax is over the rest.
+    """Take the first key away from every query but the first, which has no other; the kernel is that over the rest.
 
-    Needs no mask: queries and keys from the second on are causal among themselves. Prefill only (no KV cache).
+    With registers it is the first register. Null keys stay. Needs no mask: queries and keys from the second on are
+    causal among themselves. What probes read (`Kernel.shares`) is blocked alike. Prefill only (no KV cache).
     """
-    chosen = _attentions(model, layers)
-
-    def without_first_key(attend: Any) -> Any:
-        def blocked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            groups = q.shape[1] // k.shape[1]
-            first = v[:, :, :1].repeat_interleave(groups, dim=1)  # (B, H, 1, D)
-            rest = attend(q[:, :, 1:], k[:, :, 1:], v[:, :, 1:]) if q.shape[2] > 1 else first[:, :, 1:]
-            return torch.cat((first, rest), dim=2)
-
-        return blocked
-
     with ExitStack() as stack:
-        for attention in chosen:
-            stack.enter_context(forward_replaced(attention.kernel, without_first_key(attention.kernel.forward)))
+        for attention in _attentions(model, layers):
+            kernel = attention.kernel
+            stack.enter_context(method_replaced(kernel, "shares", _shares_without_first_key(kernel.shares)))
+            stack.enter_context(method_replaced(kernel, "forward", _without_first_key(kernel.forward)))
         yield
+
+
+def _without_first_key(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def blocked(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None = None) -> Tensor:
+        first = attend(q[:, :, :1], k[:, :, :1], v[:, :, :1], _part(decay, slice(0, 1)))  # (B, H, 1, D)
+        if q.shape[2] == 1:
+            return first
+        rest = attend(q[:, :, 1:], k[:, :, 1:], v[:, :, 1:], _part(decay, slice(1, None)))
+        return torch.cat((first, rest), dim=2)
+
+    return blocked
+
+
+def _shares_without_first_key(shares: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the same for the explicit map of all queries, or of later ones (fewer than there are keys)."""
+
+    def blocked(q: Tensor, k: Tensor, decay: Tensor | None = None) -> Tensor:
+        if q.shape[2] < k.shape[2]:
+            return F.pad(shares(q, k[:, :, 1:], _part(decay, slice(1, None))), (1, 0))
+        first = F.pad(shares(q[:, :, :1], k[:, :, :1], _part(decay, slice(0, 1))), (0, k.shape[2] - 1))
+        if q.shape[2] == 1:
+            return first
+        return torch.cat((first, blocked(q[:, :, 1:], k, decay)), dim=2)
+
+    return blocked
+
+
+def _part(decay: Tensor | None, keys: slice) -> Tensor | None:
+    return None if decay is None else decay[:, :, keys]
 
 
 @contextmanager
 def zeroed_first_value(model: Transformer, layers: Collection[int] | None = None) -> Iterator[None]:
-    """Set the first token's value to zero after G2, for every query, its own included; the weights stay."""
+    """Set the first token's value to zero after G2, for every query, its own included; the weights stay.
+
+    With registers it is the first register's. The value of a `kv_bias` is no token's and stays.
+    """
 
     def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         return torch.cat((torch.zeros_like(output[:, :1]), output[:, 1:]), dim=1)  # (B, T, K, D)

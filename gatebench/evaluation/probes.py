@@ -36,6 +36,7 @@ from gatebench.evaluation.sinks import (
     uniform_first_token_share,
 )
 from gatebench.model.gates import Gate, GateInputs
+from gatebench.model.kernels import Kernel
 from gatebench.model.transformer import Block, Transformer
 
 __all__ = ["GateStats", "ProbeResult", "attention_to_first_keys", "probe", "uniform_first_token_share"]
@@ -162,10 +163,11 @@ class _Recorder:
 
     def _attention_hook(self, index: int) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            q, k = args[:2]
-            self.sinks.add(index, attention_to_first_keys(q, k, module.forward))
+            assert isinstance(module, Kernel)
+            q, k, _, decay = args
+            self.sinks.add(index, attention_to_first_keys(q, k, module, decay))
             if self.destinations is not None:
-                self.destinations.add_attention(index, q, k, self.triggers)
+                self.destinations.add_attention(index, module, q, k, decay, self.triggers)
 
         return hook
 
@@ -249,12 +251,17 @@ def probe(
 ) -> ProbeResult:
     """Run all probes on `inputs` (N, T), full windows without padding, in the dtype of the weights (fp32).
 
+    Registers are tokens like others here, and the first of the sequence: shares, floors, norms and maxima are over
+    them and the text.
     `triggers` (N, T) says which tokens are triggers, on bigram-backcopy data; None is none. A model with scores at G1
     is passed twice: the control needs the mean gate first. Memory is linear in T.
     """
     model.eval()
-    recorder = _Recorder(model, inputs.shape[1], with_destinations=with_destinations)
-    marked = np.zeros(inputs.shape, dtype=bool) if triggers is None else triggers
+    length = model.n_registers + inputs.shape[1]
+    recorder = _Recorder(model, length, with_destinations=with_destinations)
+    marked = np.zeros((len(inputs), length), dtype=bool)
+    if triggers is not None:
+        marked[:, model.n_registers :] = triggers
 
     def forward() -> None:
         for start in range(0, len(inputs), batch_size):
@@ -273,6 +280,6 @@ def probe(
         values=recorder.values,
         gates=recorder.gates,
         n_tokens=int(inputs.size),
-        seq_len=inputs.shape[1],
+        seq_len=length,
         destinations=recorder.destinations,
     )

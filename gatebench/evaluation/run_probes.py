@@ -21,7 +21,7 @@ from gatebench import recipes
 from gatebench.data.reading import heldout_windows, open_data
 from gatebench.data.synthetic import BigramBackcopy
 from gatebench.errors import UserError
-from gatebench.evaluation.evaluate import full_windows
+from gatebench.evaluation.evaluate import full_windows, trigger_mask
 from gatebench.evaluation.intervention_effects import effects
 from gatebench.evaluation.interventions import Intervention
 from gatebench.evaluation.probes import ProbeResult, probe
@@ -102,6 +102,7 @@ def run_probes(trained: Trained, request: Request, *, log: Callable[[str], None]
     seq_len = request.seq_len or config.eval.seq_len or config.data.seq_len
     n_tokens = request.tokens or config.eval.probe_tokens
     windows = full_windows(trained.corpus, seq_len, bos=config.data.bos, n_tokens=n_tokens)
+    triggers = trigger_mask(trained.corpus, windows)
     states = checkpoints(trained) if request.every_checkpoint else []
     maps = None
     if request.map_layers:
@@ -123,7 +124,7 @@ def run_probes(trained: Trained, request: Request, *, log: Callable[[str], None]
     }
 
     def probed(model: Transformer) -> ProbeResult:
-        return probe(model, windows, batch_size=config.eval.batch_size, device=device)
+        return probe(model, windows, batch_size=config.eval.batch_size, device=device, triggers=triggers)
 
     log(f"{directory.name}: probing {len(windows)} windows of {seq_len} tokens")
     result = probed(trained.model)

@@ -6,23 +6,26 @@ Letters: B windows, T tokens, L layers, H query heads, K tracked keys, D head_di
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gatebench.errors import UserError
 from gatebench.evaluation.hooks import removing
-from gatebench.model.attention import attention_map, sdpa
+from gatebench.model.kernels import Kernel, sdpa
 from gatebench.model.transformer import Block, Transformer
 
 SINK_EPSILON = 0.3
 """A head has a sink on a key that gets more than this share of the attention (Gu et al. 2024, arXiv 2410.10781)."""
 SHORT_LENGTH = 64
 """Context at which Gu et al. measure their rate."""
+BLOCK = 32
+"""Queries whose attention is explicit at a time, where it has to be: memory is B x H x BLOCK x T."""
 TRACKED_KEYS = 8
 """How many first keys are reported."""
 MAX_MAP_LENGTH = 512
@@ -44,17 +47,36 @@ def uniform_first_keys_share(length: int, n_keys: int) -> NDArray[np.float64]:
     return np.array([(np.minimum(k, queries) / queries).mean() for k in range(1, n_keys + 1)])
 
 
-def attention_to_first_keys(q: Tensor, k: Tensor, attend: Callable[[Tensor, Tensor, Tensor], Tensor] = sdpa) -> Tensor:
+def attention_to_first_keys(q: Tensor, k: Tensor, kernel: Kernel | None = None, decay: Tensor | None = None) -> Tensor:
     """Return the attention of every query on each of the first min(D, T) keys: (B, H, T, min(D, T)), fp32.
 
-    q (B, H, T, D), k (B, K, T, D). `attend` (causal attention) runs with a value tensor whose first rows are the
-    identity, so its output *is* that part of the map; no kernel has to return weights, and memory is linear in T.
+    q (B, H, T, D), k (B, K, T, D), `decay` as the kernel gets it; without a kernel it is softmax. The kernel runs with
+    a value tensor whose first rows are the identity, so its output *is* that part of the map; no kernel has to return
+    weights, and memory is linear in T. What a kernel adds that is not from `v` is taken off. Where weights are no
+    shares (`Kernel.normalised`), rows of `Kernel.shares` are computed a block of queries at a time.
     """
+    q, k = q.float(), k.float()
     length, width = q.shape[2], q.shape[3]
+    n_keys = min(width, length)
+    if kernel is not None and not kernel.normalised:
+        blocks = [slice(start, min(start + BLOCK, length)) for start in range(0, length, BLOCK)]
+        rows = [kernel.shares(*up_to(block, q, k, decay))[..., :n_keys] for block in blocks]
+        return torch.cat([F.pad(part, (0, n_keys - part.shape[-1])) for part in rows], dim=2)
     probe = torch.zeros(length, width, dtype=torch.float32, device=q.device)
     probe.fill_diagonal_(1.0)
-    values = probe.expand(q.shape[0], k.shape[1], length, width)
-    return attend(q.float(), k.float(), values.contiguous())[..., : min(width, length)]
+    values = probe.expand(q.shape[0], k.shape[1], length, width).contiguous()
+    if kernel is None:
+        return sdpa(q, k, values)[..., :n_keys]
+    shares = kernel.forward(q, k, values, decay)
+    if kernel.adds_value:
+        shares = shares - kernel.forward(q, k, torch.zeros_like(values), decay)
+    return shares[..., :n_keys]
+
+
+def up_to(queries: slice, q: Tensor, k: Tensor, decay: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the chosen queries, and the keys and decays that they can see."""
+    keys = slice(0, queries.stop)
+    return q[:, :, queries], k[:, :, keys], None if decay is None else decay[:, :, keys]
 
 
 class SinkStats:
@@ -167,7 +189,8 @@ def attention_maps(
 ) -> NDArray[np.float32]:
     """Return the explicit maps of `layers` over the first `length` tokens, mean over windows: (layers, H, T, T).
 
-    `inputs` is (N, >= T), `layers` counts from 0. Windows go through one at a time.
+    They are what `Kernel.shares` says; registers are the first of the T. `inputs` is (N, >= length), `layers` counts
+    from 0. Windows go through one at a time.
     Raises UserError for a layer that the model has not, and for a length over 512, where a picture shows nothing and
     T^2 begins to cost.
     """
@@ -178,11 +201,14 @@ def attention_maps(
     length = min(length, inputs.shape[1])
     if length > MAX_MAP_LENGTH:
         raise UserError(f"attention map over {length} tokens: legal: at most {MAX_MAP_LENGTH}")
-    total = torch.zeros(len(layers), model.config.n_heads, length, length)
+    n_keys = model.n_registers + length
+    total = torch.zeros(len(layers), model.config.n_heads, n_keys, n_keys)
 
     def hook(place: int) -> Any:
         def add(module: nn.Module, args: tuple[Any, ...]) -> None:
-            total[place] += attention_map(*args[:2])[0].float().cpu()
+            assert isinstance(module, Kernel)
+            q, k, _, decay = args
+            total[place] += module.shares(q, k, decay)[0].cpu()
 
         return add
 

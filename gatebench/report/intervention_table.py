@@ -11,7 +11,8 @@ import numpy as np
 from rich.table import Table
 from scipy import stats as scipy_stats
 
-from gatebench.report.probe_files import ProbedRun, by_variant
+from gatebench.report.probe_files import ProbedRun, by_variant, context
+from gatebench.report.rendering import markdown_table
 
 NONE = "none"
 ALL, COPY, OTHER = "all", "copy", "other"
@@ -151,32 +152,56 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else f"{value:{form}}"
 
 
-def to_markdown(table: Sequence[Row]) -> str:
-    """Return the table in Markdown, every figure in it."""
+def to_markdown(table: Sequence[Row], runs: Sequence[ProbedRun]) -> str:
+    """Return two tables in Markdown: the change in loss at a glance, and what each intervention does to each variant.
+
+    Sink rate, gate and every seed are in the JSON form.
+    """
     copies = any(row.changes and COPY in row.changes for row in table)
-    columns = ["variant", "intervention", "seeds", "loss", "change", *(["copies", "elsewhere"] if copies else [])]
-    columns += ["first-token share", "share / floor", "sink rate", "M-Act", "gate", "effect"]
-    lines = [
-        "Change in held-out loss (nats per token), ± half the 95 % interval (over seeds from two on, else windows).",
-        "",
-        "| " + " | ".join(columns) + " |",
-        "|" + "|".join("---" if name in ("variant", "intervention", "effect") else "---:" for name in columns) + "|",
-    ]
+    names = [name for name in dict.fromkeys(row.intervention for row in table) if name != NONE]
+    cells: dict[str, dict[str, str]] = {}
     for row in table:
-        changes = row.changes or {}
-        untouched = row.intervention == NONE
-        cells = [
-            row.variant,
-            row.intervention,
-            str(row.n_seeds),
-            _number(row.loss, ".4f"),
-            *("" if untouched else _words(changes.get(group)) for group in (ALL, *((COPY, OTHER) if copies else ()))),
-            _number(row.first_token_share, ".4f"),
-            _number(row.first_token_excess, ".2f"),
-            _number(row.sink_rate, ".3f"),
-            _number(row.m_act, ".1f"),
-            _number(row.gate_mean, ".3f"),
-            row.effect,
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        cells.setdefault(row.variant, {})[row.intervention] = _at_a_glance(row, COPY if copies else ALL)
+    where = "on copies" if copies else "over all tokens"
+    lines = [
+        "# Interventions",
+        "",
+        context(runs),
+        "",
+        "Change in held-out loss, nats per token, ± half the 95 % interval (over seeds from two on, else windows).",
+        "",
+        f"## Change in loss {where}",
+        "",
+        *markdown_table(
+            ["variant", *names],
+            [[variant, *(found.get(name, "-") for name in names)] for variant, found in cells.items()],
+            words_last=False,
+        ),
+        "",
+        "## Loss, sink and largest activations under each intervention",
+        "",
+    ]
+    columns = ["variant", "intervention", "loss", "change", *(["copies", "elsewhere"] if copies else [])]
+    columns += ["first-token share", "share / floor", "M-Act", "effect"]
+    found, last = [], None
+    for row in table:
+        changes, untouched = row.changes or {}, row.intervention == NONE
+        seeds = f", {row.n_seeds} seed{'s' if row.n_seeds > 1 else ''}"
+        found.append(
+            [
+                f"**{row.variant}**{seeds}" if row.variant != last else "",
+                row.intervention,
+                _number(row.loss, ".4f"),
+                *("" if untouched else _words(changes.get(g)) for g in (ALL, *((COPY, OTHER) if copies else ()))),
+                _number(row.first_token_share, ".4f"),
+                _number(row.first_token_excess, ".2f"),
+                _number(row.m_act, ".1f"),
+                row.effect,
+            ]
+        )
+        last = row.variant
+    return "\n".join([*lines, *markdown_table(columns, found, n_words=2)]) + "\n"
+
+
+def _at_a_glance(row: Row, group: str) -> str:
+    return "no gate" if not row.applies else _words((row.changes or {}).get(group))

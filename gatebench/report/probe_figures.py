@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator, PercentFormatter
 
+from gatebench.report import destination_figure, destination_table
 from gatebench.report.intervention_table import ALL, COPY, NONE, OTHER, Row
 from gatebench.report.intervention_table import rows as intervention_rows
 from gatebench.report.probe_files import Arrays, ProbedRun, by_variant
@@ -44,6 +45,7 @@ def write(
     figures: dict[str, Callable[[], Figure]] = {
         "sink_heads": lambda: sink_heads(groups, words),
         "first_keys": lambda: first_keys(groups, words),
+        "destinations": lambda: destination_figure.draw(destination_table.rows(runs, baseline), words),
         "activations": lambda: activations(groups, words),
         "massive_activations": lambda: massive_activations(groups, words),
         "sdpa_output": lambda: sdpa_output(groups, words),

@@ -75,6 +75,19 @@ def by_variant(runs: Sequence[ProbedRun], baseline: str = "baseline") -> dict[st
     return {name: sorted(found, key=lambda run: run.seed) for name, found in groups.items()}
 
 
+def context(runs: Sequence[ProbedRun]) -> str:
+    """What every number of a table of these probes depends on, in a line."""
+
+    def values(key: str) -> str:
+        found = dict.fromkeys(run.summary[key] for run in runs)
+        return " or ".join(str(value) if isinstance(value, str) else f"{value:,}" for value in found)
+
+    bos = " or ".join("BOS" if bos else "no BOS" for bos in dict.fromkeys(run.summary["bos"] for run in runs))
+    seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
+    tokens = f"{values('probe_tokens')} tokens probed"
+    return f"Corpus {values('corpus')}; {bos}; context {values('seq_len')}; {tokens}; seeds {seeds}."
+
+
 def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,11 @@ from typer.testing import CliRunner, Result
 
 from gatebench.cli import app
 from gatebench.errors import UserError
+from gatebench.evaluation.evaluate import evaluate
 from gatebench.report import intervention_table, probe_figures, probe_files
+from gatebench.sweep.plan import plan
+from gatebench.sweep.study import load_study
+from gatebench.training.run import run as train
 from tests.training.tiny_run import RunTiny, reference, run_tiny, tiny_corpus, tiny_recipe
 
 __all__ = ["reference", "run_tiny", "tiny_corpus", "tiny_recipe"]
@@ -116,7 +121,10 @@ def test_interventions_are_one_table_over_variants(runs: dict[str, Path], tmp_pa
     for domain, facts in tokens.items():
         assert effects[domain]["tokens"] == facts["tokens"]
         assert effects[domain]["loss"] == pytest.approx(facts["nll_sum"] / facts["tokens"], rel=1e-6)
-    assert (tmp_path / "out" / "interventions.md").read_text(encoding="utf-8").count("\n| ") == 11
+    markdown = (tmp_path / "out" / "interventions.md").read_text(encoding="utf-8")
+    assert markdown.count("\n| ") == 3 + 11
+    assert "| variant | mean-gate | block-first | zero-first-value | clip-activations |" in markdown
+    assert "| baseline | no gate | " in markdown and "context 32; 512 tokens probed; seeds 0." in markdown
 
 
 def test_synthetic_data_splits_copies_from_the_rest(tmp_path: Path, run_synthetic: Path) -> None:
@@ -149,8 +157,9 @@ def test_every_figure_is_drawn_for_one_run_and_for_several(runs: dict[str, Path]
     asked = ("--intervene", "all", "--every-checkpoint", "--attention-map", "1", "--attention-map", "2")
     assert probe(runs["g1_headwise"], *asked).exit_code == 0
     one = {path.name for path in (runs["g1_headwise"] / "probe" / "figures").iterdir()}
-    names = ("sink_heads", "first_keys", "activations", "massive_activations", "sdpa_output", "value_norms",
-             "gate_scores", "gate_histograms", "over_training", "interventions", "attention_maps")  # fmt: skip
+    names = ("sink_heads", "first_keys", "destinations", "activations", "massive_activations", "sdpa_output",
+             "value_norms", "gate_scores", "gate_histograms", "over_training", "interventions",
+             "attention_maps")  # fmt: skip
     assert one == {f"{name}.{suffix}" for name in names for suffix in ("png", "pdf", "svg")}
     assert probe(*runs.values(), *asked, "--out", tmp_path).exit_code == 0
     several = {path.stem for path in (tmp_path / "figures").glob("*.png")}
@@ -188,12 +197,106 @@ def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path, runs: dict[str, P
     assert "no such directory" in refusal(tmp_path / "nowhere")
     assert "holds no config.yaml" in refusal(tmp_path)
     assert "named twice" in refusal(runs["baseline"], runs["baseline"])
+    assert "legal: run directories, or --study STUDY" in refusal()
+    assert "go with --study alone" in refusal(runs["baseline"], "--seeds", "2")
+    assert "one or the other" in refusal(runs["baseline"], "--study", "sinks")
     unfinished = tmp_path / "unfinished"
     unfinished.mkdir()
     (unfinished / "config.yaml").write_bytes((runs["baseline"] / "config.yaml").read_bytes())
     assert "not trained to its end" in refusal(unfinished)
     (unfinished / "summary.json").write_text('{"status": "diverged"}', encoding="utf-8")
     assert "the run diverged" in refusal(unfinished)
+
+
+# --- where attention goes
+
+
+def test_destinations_are_a_table_by_layer_and_in_the_json(runs: dict[str, Path], tmp_path: Path) -> None:
+    result = probe(*runs.values(), "--no-figures", "--json", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)["destinations"]
+    assert [(row["variant"], row["layer"], row["queries"]) for row in found] == [
+        (variant, layer, "all") for variant in ("baseline", "g1_headwise") for layer in (None, 1, 2)
+    ]
+    assert found == content(tmp_path / "destinations.json")
+    for row in found:
+        assert list(row["shares"]) == ["first", "self", "previous", "rest"]
+        assert sum(row["shares"].values()) == pytest.approx(1.0, abs=1e-5)
+    own = content(runs["baseline"] / "probes.json")  # as the run itself left it
+    assert found[0]["shares"]["first"] == pytest.approx(own["attention_idle_first"])
+    assert found[0]["norms"]["sdpa"] == found[0]["norms"]["gated"] == pytest.approx(own["norm_sdpa_idle"])
+    assert found[3]["norms"]["gated"] < found[3]["norms"]["sdpa"]
+    markdown = (tmp_path / "destinations.md").read_text(encoding="utf-8")
+    assert "## All layers" in markdown and "## Layer 2" in markdown and "trigger" not in markdown.split("\n## ")[1]
+
+
+def test_synthetic_data_tells_idle_queries_from_triggers(run_synthetic: Path) -> None:
+    result = probe(run_synthetic, "--no-figures", "--json")
+    rows = json.loads(result.stdout)["destinations"]
+    assert [row["queries"] for row in rows] == ["idle", "trigger"]
+    assert list(rows[0]["shares"]) == ["first", "self", "previous", "trigger", "rest"]
+    assert rows[0]["values"] == rows[1]["values"] and list(rows[0]["values"]) == ["first", "trigger", "ordinary"]
+    printed = probe(run_synthetic, "--no-figures").stdout
+    assert "Where attention goes" in printed and "after G5" in printed
+
+
+# --- the runs of a study
+
+STUDY = """
+recipe: {recipe}
+variants: [g1_headwise]
+seeds: 2
+overrides: {{settings: {{recipe: [], hot: [optim.lr=2e-2]}}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory, tiny_recipe: str) -> Iterator[str]:
+    """A study of two settings, its runs made as a sweep would make them, in a project folder of its own."""
+    root = tmp_path_factory.mktemp("study")
+    path = root / "mine.yaml"
+    path.write_text(STUDY.format(recipe=tiny_recipe), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GATEBENCH_ROOT", str(root))
+        patch.setenv("GATEBENCH_RUNS", str(root / "results" / "runs"))
+        for run in plan(load_study(str(path))):
+            assert run.directory is not None
+            train(run.config, evaluate, out=run.directory, threads=1)
+        yield str(path)
+
+
+def test_a_study_has_a_table_and_figures_a_setting(study: str) -> None:
+    result = probe("--study", study, "--intervene", "block-first", "--json", "--no-figures")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["study"] == study and [part["settings"] for part in found["combinations"]] == ["recipe", "hot"]
+    for part in found["combinations"]:
+        assert [(run["variant"], run["seed"]) for run in part["runs"]] == [
+            *(("baseline", 0), ("g1_headwise", 0), ("baseline", 1), ("g1_headwise", 1)),
+        ]
+        assert [row["n_seeds"] for row in part["interventions"]] == [2] * 4
+        assert {row["n_seeds"] for row in part["destinations"]} == {2}
+    shares = [part["destinations"][0]["shares_by_seed"]["first"] for part in found["combinations"]]
+    assert len({*shares[0], *shares[1]}) == 4
+    folder = Path(study).parent / "results" / "mine" / "probe"
+    names = ("destinations.md", "destinations.json", "interventions.md", "interventions_table.json")
+    assert found["files"] == [str(folder / setting / name) for setting in ("recipe", "hot") for name in names]
+    assert all(Path(name).is_file() for name in found["files"])
+
+
+def test_fewer_seeds_and_settings_of_a_study(study: str) -> None:
+    result = probe("--study", study, "--seeds", "1", "--no-figures")
+    assert result.exit_code == 0, result.output
+    assert "baseline s0" in result.stdout and "baseline s1" not in result.stdout
+
+
+def test_a_study_that_is_not_trained_says_what_trains_it(study: str) -> None:
+    message = refusal("--study", study, "--seeds", "3", "--no-figures")
+    assert "study 'mine': 4 of 12 runs are missing or not finished, the first baseline seed 2 recipe" in message
+    assert f"`gatebench sweep {study} --seeds 3` trains them" in message
+    message = refusal("--study", study, "--set", "train.steps=30", "--no-figures")
+    assert "8 of 8 runs" in message and "--set train.steps=30` trains them" in message
+    assert "not found" in refusal("--study", "nothing")
 
 
 # --- the table over seeds, from numbers
@@ -206,7 +309,8 @@ def seed_run(seed: int, change: float, variant: str = "baseline") -> probe_files
         return {"intervention": name, "applies": True, "losses": losses, "gate_mean": None, **figures}
 
     rows = [effect("none", 3.0, 0.0), effect("block-first", 3.0 + change, change)]
-    return probe_files.ProbedRun(f"x/{seed}", variant, seed, {}, {}, effects=rows)
+    summary = {"corpus": "made_up", "bos": True, "seq_len": 8, "probe_tokens": 64}
+    return probe_files.ProbedRun(f"x/{seed}", variant, seed, summary, {}, effects=rows)
 
 
 def blocked_row(*changes: float) -> intervention_table.Row:
@@ -234,8 +338,11 @@ def test_the_baseline_comes_first_and_seeds_are_pooled() -> None:
     runs = [seed_run(0, 0.1, "g1_headwise"), seed_run(0, 0.1), seed_run(1, 0.2)]
     table = intervention_table.rows(runs)
     assert [(row.variant, row.n_seeds) for row in table] == [("baseline", 2)] * 2 + [("g1_headwise", 1)] * 2
-    markdown = intervention_table.to_markdown(table)
-    assert "| baseline | block-first | 2 | 3.1500 | +0.1500 ± 0.6353 |" in markdown
+    markdown = intervention_table.to_markdown(table, runs)
+    assert "| variant | block-first |" in markdown and "| baseline | +0.1500 ± 0.6353 |" in markdown
+    assert "| **baseline**, 2 seeds | none | 3.0000 |  | 0.2000 | 2.00 | 9.0 |  |" in markdown
+    assert "|  | block-first | 3.1500 | +0.1500 ± 0.6353 | 0.2000 | 2.00 | 9.0 | not resolvable |" in markdown
+    assert "Corpus made_up; BOS; context 8; 64 tokens probed; seeds 0, 1." in markdown
 
 
 def test_a_folder_without_probes_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gatebench.evaluation.gate_scores import GateStats, gate_arrays, gate_spread, gate_summary
+from gatebench.evaluation.interventions import mean_gate_scores
 from gatebench.evaluation.probes import probe
 from tests.model.shapes import build, token_ids
 
@@ -85,3 +86,54 @@ def test_arrays_have_a_row_a_layer() -> None:
 
 def test_without_gates_there_is_no_spread() -> None:
     assert gate_spread({}) == {"gate_std": None, "gate_min": None, "gate_max": None, "gate_first": None}
+
+
+def test_a_hard_gate_is_closed_or_open_and_nothing_between() -> None:
+    result = probe(build("g1_headwise_hard"), token_ids(2, 9).numpy(), batch_size=2, device=CPU)
+    histogram = result.arrays()["gate_g1_hist"]
+    assert result.arrays()["gate_g1_edges"][[0, -1]].tolist() == [0.0, 1.0]
+    assert histogram[:, 0].sum() > 0 and histogram[:, -1].sum() > 0
+    assert histogram[:, 1:-1].sum() == 0
+    summary = result.summary()
+    assert summary["gate_closed"] + summary["gate_open"] == pytest.approx(1.0)
+    assert summary["gate_open"] == pytest.approx(summary["gate_mean"])
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [("g1_elementwise_floor0p25", 0.25, 1.0), ("g1_elementwise_floor0p9", 0.9, 1.0), ("g1_elementwise", 0.0, 1.0)],
+)
+def test_the_floor_bounds_every_score_that_is_counted(name: str, low: float, high: float) -> None:
+    arrays = probe(build(name, gate_init_std=3.0), token_ids(2, 9).numpy(), batch_size=2, device=CPU).arrays()
+    assert arrays["gate_g1_min"].min() == pytest.approx(low, abs=1e-4)
+    assert arrays["gate_g1_max"].max() == pytest.approx(high, abs=1e-4)
+    assert arrays["gate_g1_edges"][[0, -1]].tolist() == [0.0, 1.0]
+
+
+SOURCES = ("previous", "value", "key", "query", "output", "slice")
+
+
+@pytest.mark.parametrize("name", [f"g1_headwise_from_{source}" for source in SOURCES] + ["g2_headwise_from_previous"])
+def test_probe_and_intervention_see_the_scores_that_the_gate_applies(name: str) -> None:
+    """The factor by which each layer's gate scales its tensor, from the tensors themselves."""
+    model, ids = build(name), token_ids(2, 9)
+    ratios: dict[str, torch.Tensor] = {}
+
+    def record(key: str) -> object:
+        def hook(module: torch.nn.Module, args: tuple[torch.Tensor, object], output: torch.Tensor) -> None:
+            ratios[key] = (output.norm(dim=-1, keepdim=True) / args[0].norm(dim=-1, keepdim=True)).detach()
+
+        return hook
+
+    gates = [getattr(block.attn, name[:2]).gates[0] for block in model.blocks]
+    handles = [gate.register_forward_hook(record(str(layer))) for layer, gate in enumerate(gates)]
+    with torch.no_grad():
+        model(ids)
+    for handle in handles:
+        handle.remove()
+    means = mean_gate_scores(model, ids.numpy(), batch_size=2, device=CPU)
+    layer_means = probe(model, ids.numpy(), batch_size=2, device=CPU).arrays()[f"gate_{name[:2]}_mean"]
+    for layer, gate in enumerate(gates):
+        applied = ratios[str(layer)]  # (B, T, H, 1)
+        torch.testing.assert_close(means[gate], applied.mean(dim=(0, 1), keepdim=True), atol=1e-5, rtol=1e-5)
+        assert layer_means[layer] == pytest.approx(applied.mean().item(), abs=1e-5)

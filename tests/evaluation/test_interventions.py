@@ -25,7 +25,7 @@ from gatebench.evaluation.interventions import (
     zeroed_first_value,
 )
 from gatebench.evaluation.probes import probe
-from gatebench.model.attention import attention_map
+from gatebench.model.kernels import attention_map
 from gatebench.model.transformer import Transformer
 from tests.model.shapes import EVERY_VARIANT, build, token_ids, use_eager
 

@@ -22,8 +22,8 @@ from gatebench.evaluation.probes import (
     probe,
     uniform_first_token_share,
 )
-from gatebench.model.attention import attention_map
 from gatebench.model.build import build_run_model
+from gatebench.model.kernels import attention_map
 from gatebench.model.transformer import Transformer
 from gatebench.recipes import run_from_yaml
 from tests.model.shapes import EVERY_VARIANT, TINY, build, token_ids

@@ -15,6 +15,7 @@ from safetensors.torch import load_model
 from torch import Tensor
 
 from gatebench.errors import UserError
+from gatebench.evaluation.hooks import method_replaced
 from gatebench.evaluation.probes import probe
 from gatebench.evaluation.sinks import (
     SinkStats,
@@ -23,8 +24,8 @@ from gatebench.evaluation.sinks import (
     uniform_first_keys_share,
     uniform_first_token_share,
 )
-from gatebench.model.attention import attention_map
 from gatebench.model.build import build_run_model
+from gatebench.model.kernels import attention_map
 from gatebench.model.transformer import Transformer
 from gatebench.recipes import run_from_yaml
 from tests.model.shapes import build, token_ids
@@ -161,7 +162,9 @@ def check(model: Transformer, ids: Any) -> None:
 def test_the_streamed_keys_follow_the_models_own_attention() -> None:
     """A model whose attention is another function is probed through that function."""
     q = k = torch.randn(1, 2, 6, 8, generator=torch.Generator().manual_seed(0))
-    shares = attention_to_first_keys(q, k, lambda q, k, v: torch.full_like(v, 0.5))
+    kernel = build("baseline").blocks[0].attn.kernel
+    with method_replaced(kernel, "forward", lambda q, k, v, decay: torch.full_like(v, 0.5)):
+        shares = attention_to_first_keys(q, k, kernel)
     assert shares.unique().tolist() == [0.5]
 
 
