@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from gatebench.cli.output import stdout_console
-from gatebench.cli.sweep import folder_name, load_runs, print_written, train_study
+from gatebench.cli.sweep import Launch, load_runs, print_written, train_study
 from gatebench.cli.train import Overrides, Recipe
+from gatebench.report.folders import folder_name
 
 _LONGEST_FOLDER = 200
 
@@ -52,7 +53,7 @@ def ablation(
     from rich.console import Console
 
     console = Console(stderr=True)
-    planned = train_study(study, console, max_parallel)
+    planned = train_study(study, console, Launch(max_parallel=max_parallel, retry_failed=True))
 
     from gatebench import variants as registry
     from gatebench.paths import project_root

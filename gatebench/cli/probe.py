@@ -13,7 +13,8 @@ import typer
 
 from gatebench.cli.ablation import comparison_folder
 from gatebench.cli.output import stdout_console
-from gatebench.cli.sweep import Seeds, folder_name
+from gatebench.cli.sweep import Seeds
+from gatebench.report.folders import folder_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -1,23 +1,23 @@
-"""`gatebench plan` and `gatebench sweep`: what a study would run, and running it."""
+"""`gatebench sweep`: train what is missing of a study, and write its tables and figures."""
 
 from __future__ import annotations
 
 import json
-import re
 import sys
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
 from gatebench.cli.output import stdout_console
+from gatebench.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import Console, RenderableType
+    from rich.console import Console
 
+    from gatebench.sweep.job import Job
     from gatebench.sweep.plan import PlannedRun
     from gatebench.sweep.study import Combination, Study
 
@@ -26,71 +26,124 @@ Seeds = Annotated[int | None, typer.Option(min=1, help="Seeds 0 .. N-1 instead o
 Settings = Annotated[
     list[str], typer.Option("--set", help="One more setting of every run: section.key=value. Repeatable.")
 ]
+OtherRecipe = Annotated[
+    str | None, typer.Option("--recipe", help="Another recipe than the study's.", show_default=False)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on standard output.")]
-
-_LONGEST_FOLDER = 100
-
-
-def plan(study: StudyName, seeds: Seeds = None, settings: Settings = [], as_json: AsJson = False) -> None:  # noqa: B006
-    """Show what a study would run, what of it is done, and what it costs. Trains nothing, writes nothing."""
-    from gatebench.sweep.plan import plan as planned_runs
-    from gatebench.sweep.study import load_study
-
-    loaded = load_study(study).changed(n_seeds=seeds, settings=settings)
-    runs = planned_runs(loaded)
-    if as_json:
-        print(json.dumps(_plan_facts(loaded, runs), indent=2, ensure_ascii=False))
-        return
-    console = stdout_console()
-    console.print(_plan_table(loaded, runs))
-    console.print(_plan_sentence(runs))
 
 
 def sweep(
     study: StudyName,
     seeds: Seeds = None,
+    recipe: OtherRecipe = None,
     settings: Settings = [],  # noqa: B006
+    on: Annotated[
+        Literal["local", "slurm"], typer.Option(help="Where to train: on this machine, or as job arrays.")
+    ] = "local",
     max_parallel: Annotated[
         int | None, typer.Option(min=1, help="Runs side by side (default: one a GPU; on CPU one a core).")
     ] = None,
+    gpus_per_run: Annotated[
+        float | None, typer.Option(help="GPUs for each run; below 1, runs share one (local).", show_default=False)
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="SLURM: a profile of experiments/clusters/, or the path of one.")
+    ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Try runs again that ended by an error of their own.")
+    ] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="SLURM: submit and return.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train what is missing of a study, print its tables, write them and their figures to results/<study>/."""
     from gatebench.report import tables
     from gatebench.sweep.study import load_study
 
-    loaded = load_study(study).changed(n_seeds=seeds, settings=settings)
+    loaded = load_study(study).changed(n_seeds=seeds, settings=settings, recipe=recipe)
     tables.check_available(loaded.tables)
     loaded.runs()
+    options = Launch(on, max_parallel, gpus_per_run, profile, retry_failed, detach)
+    options.check()
 
     from rich.console import Console
 
     console = Console(stderr=True)
-    runs = train_study(loaded, console, max_parallel)
-    found, shown, files = [], [], []
-    for combination in loaded.combinations():
-        facts, printed, written = _report(loaded, combination, load_runs(runs, combination))
-        found.append(facts)
-        shown += printed
-        files += written
+    for name, reason in loaded.skipped().items():
+        console.print(f"left out: {name} ({reason})", highlight=False, markup=False, soft_wrap=True)
+    runs = train_study(loaded, console, options)
+    from gatebench.report import study_report
+    from gatebench.report.claims import from_results
+    from gatebench.report.study_runs import collect
+
+    as_it_stands = seeds is None and recipe is None and not settings
+    report = study_report.write(collect(loaded, runs), commit=as_it_stands)
+    files = list(report.files)
+    if as_it_stands:
+        files.append(study_report.write_page(report, from_results()))
     if as_json:
-        print(json.dumps({"study": loaded.name, "combinations": found}, indent=2, ensure_ascii=False, allow_nan=False))
+        content: dict[str, Any] = {"study": loaded.name, "combinations": [s.to_dict() for s in report.settings]}
+        if report.across_settings is not None:
+            content["settings"] = report.across_settings.to_dict()
+        print(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False))
     else:
-        for part in shown:
+        for part in report.printed():
             stdout_console().print(part)
     print_written(console, files)
 
 
-def train_study(study: Study, console: Console, max_parallel: int | None) -> list[PlannedRun]:
-    """Train what is missing; where runs failed, say so on standard error and exit, 2 where all had bad input."""
-    from gatebench.sweep.local import train_missing
+class Launch(NamedTuple):
+    """How the missing runs of a study are trained."""
 
-    planned, failed = train_missing(study, console, max_parallel=max_parallel)
-    if failed:
-        for job in failed:
-            print(f"gatebench: {job.name} failed: {job.last_message()} ({job.directory / 'log.txt'})", file=sys.stderr)
-        raise typer.Exit(2 if all(job.exit_code == 2 for job in failed) else 1)
+    on: Literal["local", "slurm"] = "local"
+    max_parallel: int | None = None
+    gpus_per_run: float | None = None
+    profile: str | None = None
+    retry_failed: bool = False
+    detach: bool = False
+
+    def check(self) -> None:
+        """Raise UserError for options that do not go together."""
+        if self.on == "local" and (self.profile is not None or self.detach):
+            raise UserError(f"--{'detach' if self.detach else 'profile'}: goes with --on slurm; legal here: without it")
+        if self.gpus_per_run is not None and self.gpus_per_run <= 0:
+            raise UserError(f"--gpus-per-run={self.gpus_per_run:g}: must be above 0")
+
+
+def train_study(study: Study, console: Console, launch: Launch) -> list[PlannedRun]:
+    """Train what is missing; where runs have no result, say why on standard error and exit (2: all had bad input)."""
+    from gatebench.sweep import local
+
+    how: dict[str, Any] = {
+        "max_parallel": launch.max_parallel,
+        "gpus_per_run": launch.gpus_per_run,
+        "retry_failed": launch.retry_failed,
+    }
+    if launch.on == "slurm":
+        from gatebench.sweep import slurm
+        from gatebench.sweep.profiles import load_profile
+
+        profile = load_profile(launch.profile or "default")
+        planned, left = slurm.train_missing(study, console, profile, **how, detach=launch.detach)
+    else:
+        planned, left = local.train_missing(study, console, **how)
+    for job in left:
+        print(f"gatebench: {job.name} {_why(job)} ({job.directory / 'log.txt'})", file=sys.stderr)
+    if left:
+        if any(job.state == "failed" and job.starts == 0 for job in left):
+            print(
+                "gatebench: runs that ended by an error of their own: --retry-failed tries them again", file=sys.stderr
+            )
+        raise typer.Exit(2 if all(job.exit_code == 2 for job in left) else 1)
+    if not all(run.finished for run in planned):
+        raise typer.Exit(0)  # submitted, and not waited for
     return planned
+
+
+def _why(job: Job) -> str:
+    """Say why a run has no result."""
+    if job.state == "running":
+        return "is going on elsewhere: the same line again, once it is done"
+    return f"failed: {job.last_message()}"
 
 
 def load_runs(planned: Sequence[PlannedRun], combination: Combination) -> pd.DataFrame:
@@ -109,112 +162,3 @@ def print_written(console: Console, files: Sequence[Path]) -> None:
     console.print("written:", style="bold")
     for file in files:
         print(f"  {file}", file=sys.stderr)
-
-
-def folder_name(label: str) -> str:
-    """Return a folder's name for a combination: its settings with what no file system minds; "" for none."""
-    name = re.sub(r"[^A-Za-z0-9_.=+-]+", "_", label.replace(" ", "+")).strip("_.")
-    if name == label.replace(" ", "+") and len(name) <= _LONGEST_FOLDER:
-        return name
-    return f"{name[:_LONGEST_FOLDER]}-{zlib.crc32(label.encode()):08x}"
-
-
-def _report(
-    study: Study, combination: Combination, frame: pd.DataFrame
-) -> tuple[dict[str, Any], list[RenderableType], list[Path]]:
-    """Write the tables and figures of one combination; return them as JSON values, as printed, and their files."""
-    from gatebench import variants as registry
-    from gatebench.paths import project_root
-    from gatebench.report import comparison, figures, tables
-
-    names = study.variant_names()
-    baseline, others = names[0], names[1:]
-    labels = {name: registry.get(name).label for name in names}
-    folder, out = folder_name(combination.label), project_root() / "results" / study.name
-    facts: dict[str, Any] = {"overrides": list(combination.overrides), "tables": [], "comparison": None}
-    shown: list[RenderableType] = []
-    files: list[Path] = []
-    for number in study.tables:
-        table = tables.make(number, frame, baseline, others, labels)
-        files += table.write(out / "tables" / folder)
-        facts["tables"].append(table.to_dict())
-        shown.append(table.to_rich())
-    if others:
-        compared = comparison.compare(frame, baseline, others, labels)
-        files += compared.write(out / "tables" / folder)
-        facts["comparison"] = json.loads(compared.to_json())
-        shown += [] if study.tables else [compared.to_rich()]
-    files += figures.write(frame, baseline, others, labels, out / "figures" / folder)
-    return facts, shown, files
-
-
-def _plan_facts(study: Study, runs: Sequence[PlannedRun]) -> dict[str, Any]:
-    from gatebench.sweep.plan import cost
-
-    rows = []
-    for run in runs:
-        costs = cost(run)
-        rows.append(
-            {
-                "variant": run.config.variant,
-                "seed": run.config.seed,
-                "overrides": list(run.combination.overrides),
-                "status": run.status,
-                "directory": None if run.directory is None else str(run.directory),
-                "n_params": costs.n_params,
-                "tokens": costs.tokens,
-                "flops": costs.flops,
-            }
-        )
-    return {
-        "study": study.name,
-        "description": study.description,
-        "recipe": study.recipe,
-        "baseline": study.variant_names()[0],
-        "tables": study.tables,
-        "runs": rows,
-    }
-
-
-def _plan_table(study: Study, runs: Sequence[PlannedRun]) -> RenderableType:
-    """A line a variant and combination, the seeds counted by status."""
-    from rich.table import Table
-
-    from gatebench.report.wording import scale
-    from gatebench.sweep.plan import cost
-
-    seeds = ", ".join(map(str, study.seeds))
-    title = f"{study.name}: {study.description}" if study.description else study.name
-    table = Table(title=f"{title}\nrecipe {study.recipe}, seeds {seeds}", title_justify="left", box=None)
-    apart = any(run.combination.label for run in runs)
-    for name in ("variant", *(["settings"] if apart else []), "runs", "parameters", "tokens a run", "FLOPs a run"):
-        table.add_column(name, justify="left" if name in ("variant", "settings", "runs") else "right", overflow="fold")
-    groups: dict[tuple[str, Combination], list[PlannedRun]] = {}
-    for run in runs:
-        groups.setdefault((run.config.variant, run.combination), []).append(run)
-    for (variant, combination), members in groups.items():
-        costs = cost(members[0])
-        cells = [variant, *([combination.label] if apart else []), _counts(members)]
-        table.add_row(*cells, f"{costs.n_params:,}", scale(costs.tokens), f"{costs.flops:.2e}")
-    return table
-
-
-def _plan_sentence(runs: Sequence[PlannedRun]) -> str:
-    from gatebench.report.wording import scale
-    from gatebench.sweep.plan import cost, train_seconds
-
-    missing = [run for run in runs if not run.finished]
-    tokens, flops = sum(run.tokens for run in missing), sum(cost(run).flops for run in missing)
-    text = f"{len(runs)} runs: {_counts(runs)}."
-    if missing:
-        text += f" To train: {scale(tokens)} tokens, {flops:.2e} FLOPs"
-        if seconds := train_seconds(runs):
-            text += f"; the finished ones trained {sum(seconds) / len(seconds):.0f} s each"
-        text += "."
-    return text
-
-
-def _counts(runs: Sequence[PlannedRun]) -> str:
-    """2 done, 1 missing."""
-    counts = {status: sum(run.status == status for run in runs) for status in ("done", "diverged", "begun", "missing")}
-    return ", ".join(f"{number} {status}" for status, number in counts.items() if number)

@@ -24,6 +24,8 @@ from gatebench.report.stats import (
     DESCRIPTIVE,
     NO_SINK,
     Comparison,
+    Equivalence,
+    equivalence,
     holm,
     judge,
     paired_comparison,
@@ -75,6 +77,8 @@ class VariantComparison:
     flags: tuple[Flag, ...]
     sentences: tuple[str, ...]
     """The verdict in plain words, what could have been resolved, and what these runs cannot say."""
+    equivalence: Equivalence | None = None
+    """Whether Avg PPL is shown to be the baseline's within a margin; None where nobody asked."""
 
     def row(self, column: str) -> MetricRow:
         """The row of one metric, by its column name."""
@@ -129,11 +133,14 @@ def compare(
     labels: Mapping[str, str] | None = None,
     *,
     alpha: float = ALPHA,
+    margin: float | None = None,
 ) -> ComparisonTable:
     """Compare ``variants`` with ``baseline`` over the runs in ``frame`` (from ``results.load``), paired by seed.
 
-    ``labels`` gives the words to print for a variant's name. Holm's adjustment is made in three families over all
-    variants given: Avg PPL; perplexity by domain; the probes (first-token share and M-Act).
+    ``labels`` gives the words to print for a variant's name. ``margin`` (0.01 for 1 % of the baseline's Avg PPL) asks
+    for an equivalence test of Avg PPL, for whoever wants to say that a variant changes nothing. Holm's adjustment is
+    made in three families over all variants given: Avg PPL; perplexity by domain; the probes (first-token share and
+    M-Act).
 
     Raises :class:`UserError` when a variant has no finished run, when the frame mixes recipes or overrides, and when
     it has two runs of one variant at one seed.
@@ -149,6 +156,7 @@ def compare(
     found = []
     for name in variants:
         item = VariantComparison(name, labels.get(name, name), tuple(judged[name]), flags[name], sentences=())
+        item = replace(item, equivalence=_equivalence(item, margin))
         words = wording.sentences(item, baseline, facts, alpha, SINK_EXCESS)
         found.append(replace(item, sentences=tuple(words)))
     return ComparisonTable(
@@ -158,6 +166,14 @@ def compare(
         alpha=alpha,
         variants=tuple(found),
     )
+
+
+def _equivalence(item: VariantComparison, margin: float | None) -> Equivalence | None:
+    """The test of Avg PPL within ``margin`` of the baseline's; None where nobody asked or a flag blocks."""
+    primary = item.primary.comparison
+    if margin is None or primary.n == 0 or any(flag.blocking for flag in item.flags):
+        return None
+    return equivalence(primary, margin * abs(primary.baseline_mean))
 
 
 def table_metrics(frame: pd.DataFrame) -> list[Metric]:

@@ -40,12 +40,14 @@ def write(
     variants: Sequence[str],
     labels: Mapping[str, str] | None,
     directory: str | Path,
+    curves: pd.DataFrame | None = None,
 ) -> list[Path]:
     """Draw and save every figure that the finished runs in ``frame`` (``results.load``) allow; return the paths.
 
-    ``loss_curves.*`` from all runs; ``first_token_share.*`` and, for a variant with gates, ``gate_<variant>.*``
-    (``gate_<variant>_<site>.*`` where it has several sites) from the runs that did not diverge. Raises
-    :class:`UserError` when ``frame`` has no run of any of the variants.
+    ``loss_curves.*`` from all runs, or from ``curves`` where those are given; from the runs that did not diverge and
+    are here (``run_dir`` is not empty), ``first_token_share.*`` and, for a variant with gates, ``gate_<variant>.*``
+    (``gate_<variant>_<site>.*`` where it has several sites). Raises :class:`UserError` when ``frame`` has no run of any
+    of the variants.
     """
     names = [baseline, *variants]
     words = {name: (labels or {}).get(name, name) for name in names}
@@ -54,8 +56,9 @@ def write(
         raise UserError(f"figures: no finished run of {', '.join(names)}; there is nothing to draw")
     folder = Path(directory)
     with drawing():
-        paths = save(loss_curves(load_curves(runs["run_dir"]), baseline, variants, words), folder / "loss_curves")
-        done = runs[runs["status"] == "done"]
+        losses = load_curves(runs["run_dir"]) if curves is None else curves
+        paths = save(loss_curves(losses, baseline, variants, words), folder / "loss_curves")
+        done = runs[(runs["status"] == "done") & (runs["run_dir"] != "")]
         probes = {
             name: {int(row["seed"]): load_probes(row["run_dir"]) for _, row in done[done["variant"] == name].iterrows()}
             for name in names

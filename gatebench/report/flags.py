@@ -7,7 +7,7 @@ are printed beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,10 @@ import pandas as pd
 MAX_SEEDS_NAMED = 10
 UNTRAINED_SHARE = 0.9
 """A run is untrained when its final training loss is above this share of ln(vocabulary), a uniform guess's loss."""
+
+
+Run = pd.Series | Mapping[Hashable, Any]
+"""A row of ``results.load``."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Flag:
     seeds: tuple[int, ...] = ()
 
 
-def run_flags(run: pd.Series) -> list[Flag]:
+def run_flags(run: Run) -> list[Flag]:
     """Flags of one run by itself: diverged, untrained, code with uncommitted changes."""
     name, seed = str(run["variant"]), int(run["seed"])
     found = []
@@ -52,7 +56,7 @@ def run_flags(run: pd.Series) -> list[Flag]:
     return found
 
 
-def pair_flags(baseline: pd.Series, variant: pd.Series) -> list[Flag]:
+def pair_flags(baseline: Run, variant: Run) -> list[Flag]:
     """Flags of a variant's run against the baseline's run at the same seed."""
     name, seeds = str(variant["variant"]), (int(variant["seed"]),)
     found: list[Flag] = []
@@ -96,8 +100,8 @@ def comparison_flags(baseline: pd.DataFrame, variant: pd.DataFrame, name: str) -
     Both frames hold the rows of one variant from ``results.load``, at most one a seed. Blocking flags come first.
     """
     found: list[Flag] = []
-    base = {int(row["seed"]): row for _, row in baseline.iterrows()}
-    other = {int(row["seed"]): row for _, row in variant.iterrows()}
+    base: dict[int, Run] = {int(row["seed"]): row for row in baseline.to_dict("records")}
+    other: dict[int, Run] = {int(row["seed"]): row for row in variant.to_dict("records")}
     lonely = tuple(seed for seed in other if seed not in base)
     if lonely:
         found.append(Flag("baseline_missing", True, "the baseline has no run", name, lonely))
@@ -151,7 +155,7 @@ def _merged(flags: Iterable[Flag]) -> list[Flag]:
     return [Flag(*key[:3], key[3], tuple(sorted(set(found)))) for key, found in seeds.items()]
 
 
-def _parameter_text(name: str, baseline: pd.Series, variant: pd.Series) -> str:
+def _parameter_text(name: str, baseline: Run, variant: Run) -> str:
     added = int(variant["n_params"]) - int(baseline["n_params"])
     share = 100 * added / int(baseline["n_params"])
     text = f"{name} has {added:+,} parameters against the baseline ({share:+.2g} %)"
@@ -161,13 +165,13 @@ def _parameter_text(name: str, baseline: pd.Series, variant: pd.Series) -> str:
     return text + f" left over by param_match {matching}"
 
 
-def _eval_columns(run: pd.Series) -> list[str]:
-    return [str(name) for name in run.index if str(name).startswith("eval_tokens/")]
+def _eval_columns(run: Run) -> list[str]:
+    return [str(name) for name in run.keys() if str(name).startswith("eval_tokens/")]  # noqa: SIM118, a Series too
 
 
-def _both(baseline: pd.Series, variant: pd.Series, column: str, length: int | None = None) -> str:
+def _both(baseline: Run, variant: Run, column: str, length: int | None = None) -> str:
     return f"{str(variant[column])[:length]} against {str(baseline[column])[:length]}"
 
 
 def _missing(value: Any) -> bool:
-    return bool(pd.isna(value))
+    return value is None or value != value

@@ -1,6 +1,6 @@
 """A table of the paper with our numbers beside its own: what one holds, whatever the table.
 
-``tables.make`` fills one; ``paper_table_rendering`` turns it into a terminal table, Markdown, CSV and JSON.
+``tables.make`` fills one; ``paper_table_rendering`` turns it into every form that people and programs read.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import itertools
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -19,10 +19,14 @@ from rich.console import Group
 from scipy import stats as scipy_stats
 
 from gatebench.report import paper_table_rendering as rendering
-from gatebench.report.stats import ALPHA
+from gatebench.report.stats import ALPHA, Verdict
+from gatebench.report.wording import number
 
 MIN_RANKED = 3
 """Rows below which a rank correlation says nothing."""
+
+LEAST_DIGITS = 2
+"""Significant digits that a number keeps where the paper's decimals would leave fewer."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,19 @@ class Column:
     """Whether the half-width stands beside the mean."""
     shown: bool = True
     """A column that is not shown is in CSV and JSON alone."""
+    decimals: int | None = None
+    """Decimals that the paper prints, where the kind would print others."""
+    best: Literal["lowest", "highest"] | None = None
+    """Which number is printed in bold, of ours and of the paper's; None for a quantity without a better and a worse."""
+
+    def written(self, value: float, like: float | None = None) -> str:
+        """The value as text, an interval's half-width with the decimals of its mean (``like``)."""
+        if self.decimals is None or not math.isfinite(value):
+            return number(value, self.kind, like=like)
+        size, decimals = abs(value if like is None else like), self.decimals
+        while size and decimals < 6 and size < 10.0 ** (LEAST_DIGITS - 1 - decimals):
+            decimals += 1
+        return f"{value:.{decimals}f}"
 
 
 @dataclass(frozen=True)
@@ -81,10 +98,15 @@ class Row:
     """By the key of a column."""
     theirs: Mapping[str, str]
     """As printed in the paper, by the paper's column; a cell that it does not have is absent."""
+    setting: str = ""
+    """What tells the row from others of its variant: a named setting of the study, an extension of the context."""
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+    """Against the baseline under the same setting, by the key of a column; none where there is no verdict."""
 
     def paper_number(self, column: str) -> float:
-        """The paper's value; NaN where it has none."""
-        return float(self.theirs.get(column, math.nan))
+        """The paper's value, true as 1 and false as 0; NaN where it has none."""
+        printed = self.theirs.get(column, "nan")
+        return float(printed == "true") if printed in ("true", "false") else float(printed)
 
 
 @dataclass(frozen=True)
@@ -131,7 +153,7 @@ class PaperTable:
     number: int
     title: str
     facts: Mapping[str, Any]
-    """What every number depends on, as ``comparison.run_facts`` gives it."""
+    """What every number depends on, as ``comparison.run_facts`` gives it; empty for a table without runs."""
     baseline: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
@@ -141,9 +163,21 @@ class PaperTable:
     """What a reader must know, a sentence each without a full stop."""
     alpha: float = ALPHA
 
-    def row(self, variant: str) -> Row:
+    def row(self, variant: str, setting: str = "") -> Row:
         """The row of one variant."""
-        return next(row for row in self.rows if row.variant == variant)
+        return next(row for row in self.rows if (row.variant, row.setting) == (variant, setting))
+
+    def measured(self, column: Column) -> bool:
+        """Whether any of our runs has a number for the column."""
+        return any(row.ours[column.key].n for row in self.rows)
+
+    def best_of_ours(self, column: Column) -> float:
+        """Our best mean; NaN where the column has no best or fewer than two rows have a number."""
+        return _best([row.ours[column.key].mean for row in self.rows], column)
+
+    def best_of_the_papers(self, column: Column) -> float:
+        """The paper's best number, under the same conditions."""
+        return _best([row.paper_number(column.paper or "") for row in self.rows], column)
 
     def column(self, key: str) -> Column:
         """The column of one key."""
@@ -169,9 +203,24 @@ class PaperTable:
         """:meth:`to_dict` as text."""
         return rendering.to_json(self)
 
+    def to_latex(self) -> str:
+        """A ``table`` environment with booktabs rules (``\\usepackage{booktabs}``)."""
+        return rendering.to_latex(self)
+
+    def to_html(self) -> str:
+        """A ``<table>`` with its caption, to be put into a page."""
+        return rendering.to_html(self)
+
     def write(self, directory: str | Path) -> list[Path]:
-        """Write table<number>.md, .csv and .json into ``directory``; the same runs give the same bytes."""
+        """Write table<number>.md, .csv, .json, .tex and .html into ``directory``; the same runs give the same bytes."""
         return rendering.write(self, Path(directory), f"table{self.number}")
+
+
+def _best(values: Sequence[float], column: Column) -> float:
+    finite = [value for value in values if math.isfinite(value)]
+    if column.best is None or len(finite) < 2:
+        return math.nan
+    return min(finite) if column.best == "lowest" else max(finite)
 
 
 def rank_correlation(rows: Sequence[Row], of: Column, over: Column) -> RankCorrelation:

@@ -88,6 +88,7 @@ def to_dict(table: ComparisonTable) -> dict[str, Any]:
                 "metrics": [_metric_dict(row) for row in item.rows],
                 "flags": [{**asdict(flag), "seeds": list(flag.seeds)} for flag in item.flags],
                 "sentences": list(item.sentences),
+                "equivalence": None if item.equivalence is None else asdict(item.equivalence),
             }
             for item in table.variants
         ],
@@ -244,13 +245,15 @@ def _rich_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     return table
 
 
-def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, words_last: bool = True) -> list[str]:
-    """Lines of a table: the first column left, numbers right, and the last left where it holds words."""
+def markdown_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, n_words: int = 1, words_last: bool = True
+) -> list[str]:
+    """Lines of a table: the first ``n_words`` columns left, numbers right, and the last left where it holds words."""
 
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.strip().replace("|", "\\|") for cell in cells) + " |"
 
-    rule = "|---|" + "---:|" * (len(columns) - 2) + ("---|" if words_last else "---:|")
+    rule = "|" + "---|" * n_words + "---:|" * (len(columns) - n_words - 1) + ("---|" if words_last else "---:|")
     return [line(columns), rule, *(line(cells) for cells in rows)]
 
 
@@ -268,6 +271,7 @@ def _numbers(row: MetricRow) -> dict[str, Any]:
         "high": comparison.high,
         "resolvable": comparison.resolvable,
         "p": comparison.p,
+        "p_sign_flip": comparison.p_flip,
         "p_holm": math.nan if comparison.p_adjusted is None else comparison.p_adjusted,
         "verdict": comparison.verdict or "",
         "reason": comparison.reason or "",

@@ -1,14 +1,16 @@
 """Run directories as data frames: a row a run, a row a step, and the probes of one run.
 
 The files and every field are described in docs/results.md. Reading decides nothing: a run is finished when its
-``summary.json`` is there, and a directory without one is passed over.
+``summary.json`` is there, and a directory without one is passed over. A folder of many runs keeps what was read of it
+in a Parquet file, which counts only while every summary's path, size and time of change are what they were.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,18 +24,23 @@ from gatebench.errors import UserError
 SCHEMA = 1
 """The version of summary.json that this module reads."""
 
+CACHE = ".runs.parquet"
+"""What :func:`load` leaves in a folder of runs."""
+MIN_CACHED = 100
+"""Runs below which reading them again is as fast as a cache."""
+
 DOMAIN_PREFIXES = ("ppl/", "bpb/", "nll/", "eval_tokens/")
 
-_TEXT = (
+TEXT = (
     "run", "status", "variant", "recipe", "overrides", "fingerprint", "param_match", "corpus", "corpus_fingerprint",
     "precision", "device", "data_hash", "curve_hash", "started", "finished", "git_commit", "machine", "torch_version",
     "gatebench_version",
 )  # fmt: skip
-_WHOLE = (
+WHOLE = (
     "schema", "seed", "data_seed", "n_params", "n_params_baseline", "n_params_added", "vocab_size", "seq_len",
     "threads", "n_devices", "steps", "tokens",
 )  # fmt: skip
-_FLAGS = ("bos", "compiled", "git_dirty")
+FLAGS = ("bos", "compiled", "git_dirty")
 _REAL = (
     "flops_per_token", "final_train_loss", "avg_ppl", "avg_bpb", "micro_ppl", "first_token_share",
     "first_token_share_excl", "first_token_floor", "first_token_floor_excl", "first_token_excess", "sink_rate", "m_act",
@@ -65,14 +72,19 @@ def load(source: str | Path | Iterable[str | Path]) -> pd.DataFrame:
     order (recipe, variant, seed, run). Numbers that a run does not have (a diverged run's perplexity, the gate mean of
     a model without gates) are NaN. ``overrides`` is one string, the settings joined by a space.
 
+    A single folder of :data:`MIN_CACHED` runs or more is read from its :data:`CACHE` while no run of it has changed.
+
     Raises :class:`UserError` for a folder that does not exist, an unreadable summary and an unknown schema.
     """
-    rows = []
-    for directory in _run_directories(source):
-        row = _read_summary(directory / "summary.json")
-        row["run_dir"] = str(directory)
-        rows.append(row)
-    return _frame(rows)
+    directories = list(_run_directories(source))
+    if not isinstance(source, (str, Path)) or len(directories) < MIN_CACHED:
+        return _read(directories)
+    cache, stamp = Path(source) / CACHE, _stamp(directories)
+    frame = _cached(cache, stamp)
+    if frame is None:
+        frame = _read(directories)
+        _keep(frame, cache, stamp)
+    return frame
 
 
 def load_curves(run_dirs: Iterable[str | Path]) -> pd.DataFrame:
@@ -189,6 +201,42 @@ def _walk(root: Path) -> Iterator[Path]:
             pending.extend(entry.path for entry in inside if entry.is_dir(follow_symlinks=False))
 
 
+def _read(directories: Sequence[Path]) -> pd.DataFrame:
+    return as_frame([_read_summary(folder / "summary.json") | {"run_dir": str(folder)} for folder in directories])
+
+
+def _stamp(directories: Sequence[Path]) -> str:
+    """A hash over what a frame depends on: the columns, and path, size and time of change of every summary."""
+    digest = hashlib.sha256(repr((SCHEMA, COLUMNS)).encode())
+    for directory in directories:
+        found = os.stat(directory / "summary.json")
+        digest.update(f"{directory}\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _cached(path: Path, stamp: str) -> pd.DataFrame | None:
+    """The frame in the cache; None where there is none, it is of other runs, or it cannot be read."""
+    try:
+        frame = pd.read_parquet(path)
+    except (OSError, ValueError):  # not there, or cut short
+        return None
+    if frame.attrs.pop("stamp", None) != stamp:
+        return None
+    return frame
+
+
+def _keep(frame: pd.DataFrame, path: Path, stamp: str) -> None:
+    """Write the cache by rename. A folder that cannot be written to, or a field without a Parquet type, has none."""
+    written = path.with_name(f"{path.name}.{os.getpid()}")
+    stamped = frame.copy(deep=False)
+    stamped.attrs["stamp"] = stamp
+    try:
+        stamped.to_parquet(written, index=False)
+        os.replace(written, path)
+    except (OSError, ValueError, TypeError):
+        written.unlink(missing_ok=True)
+
+
 def _read_summary(path: Path) -> dict[str, Any]:
     try:
         summary: dict[str, Any] | Any = json.loads(path.read_bytes())
@@ -231,17 +279,19 @@ def _read_json_lines(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    extra = sorted({key for row in rows for key in row} - set(COLUMNS) - {"run_dir"})
+def as_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Summaries as the tidy frame of :func:`load`."""
+    return tidy(pd.DataFrame(list(rows)))
+
+
+def tidy(frame: pd.DataFrame) -> pd.DataFrame:
+    """The columns, types and order of rows that :func:`load` promises, whatever ``frame`` lacks of them."""
+    extra = sorted(set(map(str, frame.columns)) - set(COLUMNS) - {"run_dir"})
     by_domain = [key for prefix in DOMAIN_PREFIXES for key in extra if key.startswith(prefix)]
     others = [key for key in extra if key not in set(by_domain)]
-    frame = pd.DataFrame.from_records(rows, columns=[*COLUMNS, *by_domain, *others, "run_dir"])
-    for name in _TEXT:
-        frame[name] = frame[name].fillna("").astype(str)
-    for name in _WHOLE:
-        frame[name] = frame[name].fillna(0).astype("int64")
-    for name in _FLAGS:
-        frame[name] = frame[name].fillna(False).astype(bool)
-    for name in (*_REAL, *by_domain):
-        frame[name] = frame[name].astype("float64")
-    return frame.sort_values(["recipe", "variant", "seed", "run"], ignore_index=True)
+    frame = frame.reindex(columns=[*COLUMNS, *by_domain, *others, "run_dir"])
+    typed: dict[str, Any] = {name: frame[name].astype(object).fillna("").astype(str) for name in (*TEXT, "run_dir")}
+    typed |= {name: frame[name].astype(object).fillna(0).astype("int64") for name in WHOLE}
+    typed |= {name: frame[name].astype(object).fillna(False).astype(bool) for name in FLAGS}
+    typed |= {name: frame[name].astype("float64") for name in (*_REAL, *by_domain)}
+    return frame.assign(**typed).sort_values(["recipe", "variant", "seed", "run"], ignore_index=True)

@@ -5,15 +5,21 @@ scipy and statsmodels do the arithmetic.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from scipy import stats as scipy_stats
 from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.weightstats import ttost_paired
+
+from gatebench.errors import UserError
 
 Verdict = Literal["better", "worse", "not resolvable"]
 
@@ -23,6 +29,9 @@ NO_PAIRS = "no seed has both numbers"
 NO_SPREAD = "the difference is the same at every seed, so its spread is unknown"
 NO_SINK = "the baseline has no sink to remove"
 DESCRIPTIVE = "reported without a test"
+
+MAX_FLIPS = 4096
+"""Sign flips looked at: all of them up to 12 seeds."""
 
 # Relative spread of the differences below which rounding, not the seeds, made it.
 _ROUNDING = 1e-12
@@ -51,6 +60,8 @@ class Comparison:
     """Two-sided paired t test, unadjusted."""
     resolvable: float
     """t_{1-alpha/(2 n_tests), n-1} sd / sqrt(n): the smallest mean difference that these seeds could tell from zero."""
+    p_flip: float = math.nan
+    """Two-sided sign-flip permutation test, unadjusted: a check of ``p`` that assumes no normal differences."""
     n_tests: int = 1
     """Tests in the family that Holm adjusts together; :func:`within_family` sets it."""
     p_adjusted: float | None = None
@@ -118,7 +129,63 @@ def paired_comparison(
         high=high,
         p=p,
         resolvable=resolvable,
+        p_flip=sign_flip_p(difference) if sd > 0 else math.nan,
     )
+
+
+def sign_flip_p(differences: Sequence[float] | npt.NDArray[np.float64]) -> float:
+    """Share of sign flips of the differences whose mean is as far from zero as theirs; NaN below two of them.
+
+    Exact up to 12 seeds; with more, over :data:`MAX_FLIPS` flips drawn with a fixed seed, the one seen among them. No p
+    below 2 / 2^n is possible: three seeds cannot give less than 0.25, and 0.05 takes six.
+    """
+    values = np.asarray(differences, dtype=float)
+    if len(values) < 2:
+        return math.nan
+    flipped = np.abs(_signs(len(values)) @ values)
+    seen = abs(values.sum())
+    return float(np.mean(flipped >= seen * (1 - _ROUNDING)))
+
+
+@cache
+def _signs(n: int) -> npt.NDArray[np.float64]:
+    """(flips, n) of +1 and -1, the first row all +1."""
+    if 2**n <= MAX_FLIPS:
+        return np.array(list(itertools.product((1.0, -1.0), repeat=n)))
+    drawn = np.random.default_rng(0).choice((1.0, -1.0), size=(MAX_FLIPS, n))
+    drawn[0] = 1.0
+    return drawn
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """Two one-sided t tests (TOST): whether the mean difference is shown to lie within ±margin."""
+
+    margin: float
+    """In the metric's unit."""
+    p: float
+    """The larger of the two one-sided p values, unadjusted; NaN where nothing can be tested."""
+    alpha: float
+
+    @property
+    def shown(self) -> bool:
+        """Whether "no difference of more than the margin" may be said."""
+        return self.p < self.alpha
+
+
+def equivalence(comparison: Comparison, margin: float) -> Equivalence:
+    """Test whether the difference of a comparison lies within ±``margin`` (Schuirmann 1987), paired by seed.
+
+    A verdict "not resolvable" never shows that there is no effect; this can. Equal numbers at every seed are
+    equivalent; the same other difference at every seed has no spread and cannot be tested.
+    """
+    if not margin > 0:
+        raise UserError(f"equivalence: margin={margin:g}; legal: a number above 0, in the metric's unit")
+    if comparison.sd > 0:
+        p = float(ttost_paired(np.array(comparison.variant), np.array(comparison.baseline), -margin, margin)[0])
+    else:
+        p = 0.0 if comparison.n >= 2 and comparison.mean == 0 else math.nan
+    return Equivalence(margin, p, comparison.alpha)
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -126,7 +193,9 @@ def holm(p: Sequence[float]) -> list[float]:
     values = np.asarray(p, dtype=float)
     adjusted = np.full(values.shape, math.nan)
     tested = ~np.isnan(values)
-    if tested.any():
+    if tested.sum() == 1:  # nothing to adjust; statsmodels collects garbage at every call, a tenth of a second
+        adjusted = values
+    elif tested.any():
         adjusted[tested] = multipletests(values[tested], method="holm")[1]
     return [float(value) for value in adjusted]
 

@@ -19,7 +19,7 @@ MAX_SEEDS_SHOWN = 4
 NOTHING = "-"
 """What stands where there is no number, as in the paper's tables."""
 
-_DECIMALS = {"bits": 4, "nats": 4, "share": 4, "floor": 4, "activation": 1, "score": 3, "ratio": 2}
+_DECIMALS = {"bits": 4, "nats": 4, "share": 4, "floor": 4, "activation": 1, "score": 3, "ratio": 2, "points": 2}
 
 
 def number(value: float, kind: str, *, signed: bool = False, like: float | None = None) -> str:
@@ -31,6 +31,12 @@ def number(value: float, kind: str, *, signed: bool = False, like: float | None 
         return f"{100 * value:{sign}.1f} %"
     if kind in ("count", "speed"):
         return f"{value:{sign},.0f}"
+    if kind == "millions":  # 201, 1.6, 0.0023
+        return f"{value:{sign}.{0 if abs(value) >= 10 else 2}{'f' if abs(value) >= 10 else 'g'}}"
+    if kind == "size":
+        return f"{value:.0f}"
+    if kind == "yes or no":
+        return "true" if value else "false"
     decimals = _DECIMALS.get(kind)
     if decimals is None:
         decimals = 3 if abs(value if like is None else like) < 10 else 2
@@ -103,6 +109,9 @@ def sentences(
         yield f"Pair by pair: {listed}."
     if comparison.n >= 2 and comparison.resolvable > 0:
         yield _resolution_sentence(item)
+        yield _check_sentence(comparison)
+    if item.equivalence is not None:
+        yield _equivalence_sentence(item, baseline)
     by_domain = _domain_sentence(item)
     if by_domain:
         yield by_domain
@@ -148,6 +157,27 @@ def _resolution_sentence(item: VariantComparison) -> str:
     if needed is not None and needed > comparison.n:
         text += f"; at the spread seen, a difference as large as the one measured would take about {needed} seeds"
     return text + "."
+
+
+def _check_sentence(comparison: Comparison) -> str:
+    """What a test says that does not assume normal differences, and how little it can say."""
+    least = 2 / 2**comparison.n
+    floor = f" (no p below {p_value(least)} is possible with {comparison.n} seeds)" if least > 0.005 else ""
+    return (
+        f"Sign-flip check: unadjusted p {p_value(comparison.p_flip)}{floor}; the t test's is {p_value(comparison.p)}."
+    )
+
+
+def _equivalence_sentence(item: VariantComparison, baseline: str) -> str:
+    found = item.equivalence
+    assert found is not None
+    margin = number(found.margin, "perplexity", like=item.primary.variant_mean)
+    share = 100 * found.margin / abs(item.primary.comparison.baseline_mean)
+    words = "is shown to be" if found.shown else "is not shown to be"
+    return (
+        f"Equivalence: {item.name} {words} within ±{margin} ({share:.2g} %) of {baseline}'s Avg PPL "
+        f"(two one-sided t tests, p {p_value(found.p)})."
+    )
 
 
 def _domain_sentence(item: VariantComparison) -> str | None:

@@ -12,7 +12,7 @@ import pytest
 
 from gatebench import paths
 from gatebench.cli import main
-from gatebench.cli.sweep import folder_name
+from gatebench.report.folders import folder_name
 from gatebench.sweep import launch
 from gatebench.sweep.launch import Job
 from tests.report.synthetic_runs import diverged, summary, uniform_floor, write_run
@@ -123,10 +123,10 @@ def test_sweep_trains_prints_table_4_and_writes_it(root: Path, call: Call, train
     ]
     assert "4 runs, 0 done" in err
     assert "Table 4. Sparsity and attention sinks, beside the paper's" in out
-    assert "0.1550 ± 0.0635" in out and "0.467" in out
+    assert "0.155 ± 0.064" in out and "0.467" in out
     written = contents(root / "results" / "mine")
     forms = {f"tables/{stem}.{suffix}" for stem in ("table4", "comparison") for suffix in ("md", "csv", "json")}
-    assert forms <= set(written)
+    assert forms | {"runs.csv", "report.html"} <= set(written)
     assert {f"figures/loss_curves.{suffix}" for suffix in ("png", "pdf", "svg")} <= set(written)
     for name in written:
         assert str(root / "results" / "mine" / name) in err
@@ -155,8 +155,10 @@ def test_json_is_alone_on_standard_output(call: Call, trainer: Trainer) -> None:
     assert status == 0 and data["study"] == "mine"
     (combination,) = data["combinations"]
     (table,) = combination["tables"]
-    assert table["table"] == 4 and [row["variant"] for row in table["rows"]] == ["baseline", "g1_headwise"]
-    assert table["rows"][0]["ours"]["first_token_share"]["mean"] == pytest.approx(0.155)
+    ours = {row["variant"]: row["ours"]["first_token_share"]["mean"] for row in table["rows"]}
+    assert table["table"] == 4 and ours["baseline"] == pytest.approx(0.155)
+    assert {name for name, mean in ours.items() if mean is not None} == {"baseline", "g1_headwise"}
+    assert "g1_elementwise" in ours  # a row of the paper's without a run of ours
     assert combination["comparison"]["variants"][0]["variant"] == "g1_headwise"
 
 
@@ -183,8 +185,37 @@ def test_a_grid_shares_one_pool_and_has_a_table_a_combination(root: Path, call: 
     assert [job.overrides for job in trainer.started] == [
         *(("data.seq_len=64",), ("data.seq_len=64",), ("data.seq_len=128",), ("data.seq_len=128",)),
     ]
-    folders = sorted(path.name for path in (root / "results" / "grid" / "tables").iterdir())
+    folders = sorted(path.name for path in (root / "results" / "grid" / "tables").iterdir() if path.is_dir())
     assert folders == ["data.seq_len=128", "data.seq_len=64"]
+
+
+def test_settings_have_one_table_and_one_figure_over_all(root: Path, call: Call, trainer: Trainer) -> None:
+    text = STUDY.replace("tables: [4]\n", "") + "overrides: {settings: {recipe: [], short: [train.steps=500]}}\n"
+    (root / "ablations" / "drivers.yaml").write_text(text, encoding="utf-8")
+    status, out, err = call("sweep", "drivers")
+    assert status == 0, err
+    assert [job.name for job in trainer.started][:4] == [
+        *("baseline seed 0 recipe", "g1_headwise seed 0 recipe", "baseline seed 0 short", "g1_headwise seed 0 short"),
+    ]
+    assert out.count("drivers: the first-token share under each setting") == 1
+    written = contents(root / "results" / "drivers")
+    forms = {f"tables/settings.{suffix}" for suffix in ("md", "csv", "json")}
+    forms |= {f"figures/settings.{suffix}" for suffix in ("png", "pdf", "svg")}
+    assert {*forms, "tables/recipe/comparison.md", "tables/short/comparison.md"} <= set(written)
+    assert str(root / "results" / "drivers" / "figures" / "settings.png") in err
+    markdown = written["tables/settings.md"].decode()
+    assert "- recipe sink_lab\n" in markdown and "- short: `train.steps=500`" in markdown
+    trainer.started.clear()
+    assert call("sweep", "drivers", "--seeds", "1", "--set", "optim.lr=1e-3")[0] == 0
+    after = contents(root / "results" / "drivers")
+    assert {name: after[name] for name in written} == written
+    markdown = after["tables/optim.lr=1e-3/settings.md"].decode()
+    assert "- recipe sink_lab with optim.lr=1e-3\n" in markdown and "- short: `train.steps=500`" in markdown
+    data = json.loads(call("sweep", "drivers", "--json")[1])["settings"]
+    assert [(row["setting"], row["variant"]) for row in data["rows"]] == [
+        (setting, variant) for setting in ("recipe", "short") for variant in ("baseline", "g1_headwise")
+    ]
+    assert data["rows"][0]["first_token_share"]["by_seed"] == {"0": 0.15, "1": 0.16}
 
 
 def test_a_study_without_tables_prints_the_comparison(root: Path, call: Call, trainer: Trainer) -> None:
@@ -242,12 +273,22 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert sorted(path.name for path in (root / "results").iterdir()) == ["paper"] and trainer.started == []
 
 
-def test_a_table_that_cannot_be_made_is_refused_before_anything_is_trained(
+def test_a_table_that_the_paper_lacks_is_refused_before_anything_is_trained(
     root: Path, call: Call, trainer: Trainer
 ) -> None:
-    (root / "ablations" / "early.yaml").write_text(STUDY.replace("[4]", "[4, 2]"), encoding="utf-8")
+    (root / "ablations" / "early.yaml").write_text(STUDY.replace("[4]", "[4, 8]"), encoding="utf-8")
     status, _, err = call("sweep", "early")
-    assert status == 2 and "table 2: cannot be made yet; legal: 4" in err and trainer.started == []
+    assert status == 2 and "tables=8: not in the paper; legal: 1, 2, 3, 4, 5, 6, 7" in err and trainer.started == []
+
+
+def test_what_the_recipe_cannot_have_is_left_out_and_said(root: Path, call: Call, trainer: Trainer) -> None:
+    (root / "ablations" / "experts.yaml").write_text(
+        STUDY.replace("[g1_headwise]", "[g1_headwise, 'experts*']"), encoding="utf-8"
+    )
+    status, _, err = call("sweep", "experts", "--seeds", "1")
+    assert status == 0, err
+    assert "left out: experts_plus4 (variant 'experts_plus4': model.moe is null; legal: a recipe with experts)" in err
+    assert [job.config.variant for job in trainer.started] == ["baseline", "g1_headwise"]
 
 
 def test_plan_counts_what_is_done_and_writes_nothing(root: Path, call: Call, trainer: Trainer) -> None:
@@ -258,7 +299,7 @@ def test_plan_counts_what_is_done_and_writes_nothing(root: Path, call: Call, tra
     _, out, _ = call("plan", "mine")
     (line,) = (line for line in out.splitlines() if line.split()[:1] == ["g1_headwise"])
     assert "1 done, 1 missing" in line
-    assert "4 runs: 2 done, 2 missing." in out and "the finished ones trained 455 s each" in out
+    assert "4 runs: 2 done, 2 missing." in out and "Measured: 2 finished runs trained 455 s each" in out
 
 
 def test_plan_as_json_lists_every_run(call: Call, trainer: Trainer) -> None:

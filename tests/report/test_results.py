@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from gatebench.errors import UserError
@@ -116,3 +118,61 @@ def test_probes_keep_their_shapes(tmp_path: Path) -> None:
 def test_a_diverged_run_has_no_probes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no probes here"):
         results.load_probes(write_run(tmp_path, diverged("baseline", 0, 37)))
+
+
+# --- the cache
+
+
+def many(root: Path, n: int = results.MIN_CACHED) -> None:
+    for seed in range(n):
+        directory = root / f"run{seed}"
+        directory.mkdir(parents=True)
+        (directory / "summary.json").write_text(json.dumps(summary("baseline", seed, 150.0 + seed)), encoding="utf-8")
+
+
+def test_a_folder_of_many_runs_is_read_from_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many(tmp_path)
+    first = results.load(tmp_path)
+    assert (tmp_path / results.CACHE).is_file()
+    monkeypatch.setattr(results, "_read_summary", lambda path: pytest.fail(f"{path} was read again"))
+    again = results.load(tmp_path)
+    pd.testing.assert_frame_equal(again, first)
+    assert again.attrs == {}
+
+
+@pytest.mark.parametrize("change", ["rewritten", "touched", "removed", "added", "cache cut short", "another root"])
+def test_the_cache_is_not_believed_after_any_change(tmp_path: Path, change: str) -> None:
+    root = tmp_path / "runs"
+    many(root)
+    results.load(root)
+    path, expected = root / "run7" / "summary.json", 157.0
+    if change == "rewritten":
+        path.write_text(json.dumps(summary("baseline", 7, 99.0)), encoding="utf-8")
+        expected = 99.0
+    elif change == "touched":  # of the same size: the time of change tells
+        before = path.stat()
+        path.write_text(
+            path.read_text(encoding="utf-8").replace('"avg_ppl": 157.0', '"avg_ppl": 158.0'), encoding="utf-8"
+        )
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+        expected = 158.0
+    elif change == "removed":
+        (root / "run8" / "summary.json").unlink()
+    elif change == "added":
+        write_run(root, summary("g1_headwise", 0, 140.0), 5)
+    elif change == "cache cut short":
+        content = (root / results.CACHE).read_bytes()
+        (root / results.CACHE).write_bytes(content[: len(content) // 2])
+    else:
+        root = root.rename(tmp_path / "moved")
+    frame = results.load(root)
+    n = results.MIN_CACHED + {"removed": -1, "added": 1}.get(change, 0)
+    assert len(frame) == n
+    assert frame.loc[(frame["seed"] == 7), "avg_ppl"].iloc[0] == expected
+    assert frame["run_dir"].str.startswith(str(root)).all()
+
+
+def test_few_runs_leave_no_cache(tmp_path: Path) -> None:
+    many(tmp_path, 3)
+    results.load(tmp_path)
+    assert not (tmp_path / results.CACHE).exists()

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from gatebench.errors import UserError
 from gatebench.report import stats
 
 
@@ -171,3 +172,40 @@ def test_twice_the_resolvable_difference_is_found_in_over_eighty_per_cent(n_seed
         comparison = stats.paired_comparison(base, variant, lower_is_better=True)
         found += stats.judge(comparison, comparison.p).verdict == "better"
     assert found > 160
+
+
+@pytest.mark.parametrize(
+    ("differences", "p"),
+    [
+        ((-1.0, -2.0, -3.0), 2 / 8),  # as extreme: all minus, all plus
+        ((1.0, -1.0, 2.0), 6 / 8),  # |sum| >= 2 for all but the two with sum 0
+        ((1.0, 2.0, 3.0, 4.0, 5.0, 6.0), 2 / 64),
+        ((1.0,), math.nan),
+    ],
+)
+def test_sign_flips_are_exact_for_few_seeds(differences: tuple[float, ...], p: float) -> None:
+    assert stats.sign_flip_p(differences) == pytest.approx(p, nan_ok=True)
+
+
+def test_sign_flips_agree_with_the_t_test_on_many_normal_differences() -> None:
+    rng = np.random.default_rng(0)
+    base = pd.Series(rng.normal(100, 5, 40))
+    found = stats.paired_comparison(base, base + rng.normal(0.3, 1.0, 40), lower_is_better=True)
+    assert found.p_flip == pytest.approx(found.p, abs=0.02)
+    assert found.p_flip == stats.sign_flip_p(found.differences)
+
+
+def test_equivalence_is_the_larger_of_two_one_sided_tests() -> None:
+    # Differences 0.1, 0, -0.1, 0: mean 0, sd 0.08165, t = 0.2 / (0.08165 / 2) = 4.899 with 3 degrees of freedom.
+    base = {0: 10.0, 1: 11.0, 2: 12.0, 3: 13.0}
+    found = compared(base, {0: 10.1, 1: 11.0, 2: 11.9, 3: 13.0})
+    assert stats.equivalence(found, 0.2).p == pytest.approx(0.00814, abs=1e-5)
+    assert stats.equivalence(found, 0.2).shown and not stats.equivalence(found, 0.05).shown
+
+
+def test_what_cannot_be_tested_is_not_equivalent() -> None:
+    assert not stats.equivalence(compared({0: 10.0}, {0: 10.0}), 1.0).shown
+    assert not stats.equivalence(compared({0: 10.0, 1: 11.0}, {0: 10.1, 1: 11.1}), 1.0).shown
+    assert stats.equivalence(compared({0: 10.0, 1: 11.0}, {0: 10.0, 1: 11.0}), 1.0).shown
+    with pytest.raises(UserError, match="margin=0; legal: a number above 0"):
+        stats.equivalence(compared({0: 10.0}, {0: 10.0}), 0)

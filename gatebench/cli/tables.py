@@ -1,0 +1,84 @@
+"""`gatebench tables`: tables, figures and the report of every study with results, made again from what is there."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gatebench.cli.output import stdout_console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gatebench.report.study_report import StudyReport
+
+
+def tables(
+    studies: Annotated[
+        list[str] | None,
+        typer.Argument(help="Studies of ablations/, or paths (default: all with results).", metavar="[STUDY...]"),
+    ] = None,
+    margin: Annotated[
+        float | None,
+        typer.Option(min=1e-6, help="Also test equivalence: Avg PPL within this share of the baseline's, as 0.01."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on standard output.")] = False,
+) -> None:
+    """Write tables, figures, report.html and claims from the runs here or, without them, results/<study>/runs.csv."""
+    from gatebench.errors import UserError
+    from gatebench.paths import project_root
+    from gatebench.report import claims_table, study_report
+    from gatebench.report.claims import from_results
+    from gatebench.report.study_runs import collect
+    from gatebench.sweep.study import load_study, study_names
+
+    chosen = studies or study_names()
+    reports, empty = [], []
+    for name in chosen:
+        runs = collect(load_study(name))
+        if not len(runs.frame):
+            empty.append(name)
+            continue
+        print(f"{name}: {runs.frame['run'].nunique()} finished runs", file=sys.stderr)
+        reports.append(study_report.write(runs, margin=margin))
+    if studies and empty:
+        raise UserError(f"tables: {', '.join(empty)}: no finished run; legal: a study that `gatebench sweep` has run")
+    results = from_results()
+    files = claims_table.write(results, project_root() / "results")
+    for report in reports:
+        files += [*report.files, study_report.write_page(report, results)]
+    if as_json:
+        found = [
+            {
+                "study": r.runs.study.name,
+                "settings": [s.to_dict() for s in r.settings],
+                "report": str(r.runs.folder / "report.html"),
+            }
+            for r in reports
+        ]
+        content = {"studies": found, "claims": claims_table.to_dicts(results), "files": [str(file) for file in files]}
+        print(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        stdout_console().print(_overview(reports))
+        stdout_console().print(claims_table.to_rich(results, evidence=False))
+    print(f"written: {len(files)} files below {project_root() / 'results'}", file=sys.stderr)
+
+
+def _overview(reports: list[StudyReport]) -> Table:
+    """A line a study: its runs, and how many variants are better, worse and not told apart."""
+    from rich.table import Table
+
+    table = Table(title="Studies with results", title_justify="left", box=None)
+    for name in ("study", "runs", "planned", "better", "worse", "not resolvable", "no verdict", "report"):
+        table.add_column(name, justify="left" if name in ("study", "report") else "right", overflow="fold")
+    for report in reports:
+        compared = [setting.comparison for setting in report.settings if setting.comparison]
+        verdicts = [item.primary.comparison.verdict for one in compared for item in one.variants]
+        counts = [str(verdicts.count(word)) for word in ("better", "worse", "not resolvable", None)]
+        n_runs = report.runs.frame["run"].nunique()
+        name = report.runs.study.name
+        table.add_row(name, str(n_runs), str(report.runs.n_planned), *counts, f"results/{name}/report.html")
+    return table

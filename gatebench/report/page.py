@@ -1,0 +1,290 @@
+"""``results/<study>/report.html``: one self-contained page, verdict first, that needs no network and no server."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+import pandas as pd
+from markupsafe import Markup
+
+from gatebench.config import differences
+from gatebench.errors import UserError
+from gatebench.recipes import make_run, to_yaml
+from gatebench.report import claims_table
+from gatebench.report.claims import ClaimResult
+from gatebench.report.comparison import MetricRow
+from gatebench.report.flags import flag_text, run_flags
+from gatebench.report.rendering import verdict_cell
+from gatebench.report.wording import header_lines, number, p_value, scale
+from gatebench.sweep.study import Study
+
+if TYPE_CHECKING:
+    from gatebench.report.study_report import SettingReport, StudyReport
+
+TEMPLATE = "page.html.j2"
+MAX_INLINED = 1_200_000
+"""Bytes of figures inside the page; further ones are linked, so that the page stays small enough to commit."""
+MAX_RUNS_SHOWN = 2_000
+
+_FIRST = ("loss_curves", "figure1", "first_token_share", "factors", "settings")
+_ENVIRONMENT = (
+    "recipe", "corpus", "vocab_size", "seq_len", "eval_seq_len", "bos", "param_match", "precision", "compiled",
+    "device", "threads", "n_devices", "machine", "torch_version", "gatebench_version", "git_commit", "git_dirty",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a sortable table."""
+
+    text: str
+    key: Any = None
+    """What it sorts by, where that is not the text."""
+    link: str = ""
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table whose columns sort at a click and whose rows a word filters."""
+
+    id: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure: inside the page as PNG, or a link to it where the page would grow too large."""
+
+    title: str
+    path: str
+    data: str
+    """Base64; empty for a link."""
+
+
+def render(report: StudyReport, claims: Sequence[ClaimResult]) -> str:
+    """Return the page. The same runs and figures give the same text."""
+    runs, study = report.runs, report.runs.study
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    found = environment.get_template(TEMPLATE).render(
+        study=study,
+        n_runs=runs.frame["run"].nunique(),
+        n_planned=runs.n_planned,
+        header=_header(report),
+        verdicts=list(_verdicts(report)),
+        claims=_claims_grid(claims),
+        rule=claims_table.RULE,
+        comparison=_comparison_grid(report),
+        paper_tables=[(_named(s, t.title), Markup(t.to_html())) for s in report.settings for t in s.tables]
+        + [(t.title, Markup(t.to_html())) for t in report.tables_across],
+        settings=None if report.across_settings is None else _frame_grid("settings", report.across_settings.to_frame()),
+        factors=[
+            (_named(s, "Factor analysis"), _factor_grid(i, s), s.factors.legend())
+            for i, s in enumerate(report.settings)
+            if s.factors
+        ],
+        pictures=_pictures(runs.folder),
+        runs=_runs_grid(runs.frame),
+        config=to_yaml(_config(study, study.variant_names()[0], 0)),
+        differences=list(_differences(study)),
+        environment=_environment(runs.frame),
+    )
+    return found + "\n"
+
+
+def _header(report: StudyReport) -> list[str]:
+    tables = [setting.comparison for setting in report.settings if setting.comparison]
+    return header_lines(tables[0].facts) if len(tables) == 1 else []
+
+
+def _named(setting: SettingReport, title: str) -> str:
+    return f"{title} ({setting.combination.label})" if setting.combination.label else title
+
+
+def _verdicts(report: StudyReport) -> Iterator[tuple[str, str]]:
+    """The first sentence on every variant, with its verdict as a style."""
+    for setting in report.settings:
+        for item in setting.comparison.variants if setting.comparison else ():
+            label = f"{setting.combination.label}: " if setting.combination.label else ""
+            yield (item.primary.comparison.verdict or "none"), label + item.sentences[0]
+
+
+def _claims_grid(claims: Sequence[ClaimResult]) -> Grid:
+    rows = []
+    for index, result in enumerate(claims):
+        evidence = "; ".join(f"{e.outcome}: {e.test} ({e.study}: {e.text})" for e in result.evidence)
+        rows.append(
+            (
+                Cell(result.claim.id, index),
+                Cell(result.claim.text),
+                Cell(result.verdict, style=result.verdict),
+                Cell(evidence or "no run bears on it"),
+                Cell(", ".join(result.claim.studies)),
+            )
+        )
+    return Grid("claims", ("", "claim", "verdict", "evidence", "studies that test it"), tuple(rows))
+
+
+def _comparison_grid(report: StudyReport) -> Grid:
+    columns = (
+        "setting",
+        "variant",
+        "metric",
+        "baseline",
+        "variant's",
+        "difference",
+        "95 % interval",
+        "resolvable",
+        "Holm p",
+        "verdict",
+    )
+    rows = [
+        (Cell(setting.combination.label), Cell(item.name), *_metric_cells(row))
+        for setting in report.settings
+        if setting.comparison
+        for item in setting.comparison.variants
+        for row in item.rows
+    ]
+    return Grid("comparison", columns, tuple(rows))
+
+
+def _metric_cells(row: MetricRow) -> Iterator[Cell]:
+    c, kind = row.comparison, row.metric.kind
+
+    def value(x: float, *, signed: bool = False) -> Cell:
+        return Cell(number(x, kind, signed=signed, like=row.variant_mean), x)
+
+    yield Cell(row.metric.title.strip())
+    yield value(row.baseline_mean)
+    yield value(row.variant_mean)
+    yield value(c.mean, signed=True)
+    low, high = (number(x, kind, signed=True, like=row.variant_mean) for x in (c.low, c.high))
+    yield Cell(f"{low} to {high}" if c.low == c.low else "-", c.low)
+    yield value(c.resolvable)
+    yield Cell(p_value(c.p_adjusted), c.p_adjusted)
+    yield Cell(verdict_cell(row), style=c.verdict or "")
+
+
+def _factor_grid(index: int, setting: SettingReport) -> Grid:
+    assert setting.factors is not None
+    rows = [
+        (
+            Cell(e.factor),
+            Cell(e.level),
+            Cell(f"{e.percent:+.2f} %", e.percent),
+            Cell(f"{e.low:+.2f} to {e.high:+.2f}", e.low),
+            Cell(p_value(e.p_adjusted), e.p_adjusted),
+        )
+        for e in setting.factors.effects
+    ]
+    return Grid(f"factors{index}", ("factor", "effect of", "change of Avg PPL", "95 % interval", "Holm p"), tuple(rows))
+
+
+def _frame_grid(name: str, frame: pd.DataFrame) -> Grid:
+    rows = [tuple(_plain(value) for value in record) for record in frame.itertuples(index=False)]
+    return Grid(name, tuple(map(str, frame.columns)), tuple(rows))
+
+
+def _plain(value: Any) -> Cell:
+    if isinstance(value, float):
+        return Cell(f"{value:.4g}" if value == value else "-", value)
+    return Cell(str(value), value if isinstance(value, int) else None)
+
+
+def _runs_grid(frame: pd.DataFrame) -> Grid:
+    columns = (
+        "run",
+        "variant",
+        "setting",
+        "seed",
+        "status",
+        "Avg PPL",
+        "training loss",
+        "share / floor",
+        "M-Act",
+        "tokens",
+        "tokens/s",
+        "flags",
+    )
+    rows = []
+    for _, run in frame.head(MAX_RUNS_SHOWN).iterrows():
+        flags = "; ".join(flag_text(flag) for flag in run_flags(run))
+        rows.append(
+            (
+                Cell(run["run"], link=f"../runs/{run['run']}/"),
+                Cell(run["variant"]),
+                Cell(run["setting"]),
+                Cell(str(run["seed"]), run["seed"]),
+                Cell(run["status"], style="worse" if run["status"] == "diverged" else ""),
+                Cell(number(run["avg_ppl"], "perplexity"), run["avg_ppl"]),
+                Cell(number(run["final_train_loss"], "bits"), run["final_train_loss"]),
+                Cell(number(run["first_token_excess"], "ratio"), run["first_token_excess"]),
+                Cell(number(run["m_act"], "activation"), run["m_act"]),
+                Cell(scale(run["tokens"]), run["tokens"]),
+                Cell(number(run["tokens_per_s"], "speed"), run["tokens_per_s"]),
+                Cell(flags),
+            )
+        )
+    return Grid("runs", columns, tuple(rows))
+
+
+def _pictures(folder: Path) -> list[Picture]:
+    """PNGs below ``figures/``, the overall ones first, inlined while the page stays small."""
+
+    def rank(path: Path) -> tuple[int, str]:
+        first = next((i for i, word in enumerate(_FIRST) if path.stem.startswith(word)), len(_FIRST))
+        return first, path.relative_to(folder).as_posix()
+
+    found, room = [], MAX_INLINED
+    for path in sorted((folder / "figures").rglob("*.png"), key=rank):
+        below = path.relative_to(folder / "figures").with_suffix("").as_posix().replace("_", " ")
+        content = base64.b64encode(path.read_bytes()).decode()
+        room -= len(content)
+        found.append(Picture(below, path.relative_to(folder).as_posix(), content if room >= 0 else ""))
+    return found
+
+
+def _config(study: Study, variant: str, combination: int) -> Any:
+    return make_run(study.recipe, variant, study.seeds[0], study.combinations()[combination].overrides)
+
+
+def _differences(study: Study) -> Iterator[tuple[str, list[str]]]:
+    """What each setting and each variant changes of the first configuration, by its keys."""
+    first = _config(study, study.variant_names()[0], 0)
+    for index, combination in enumerate(study.combinations()):
+        if index:
+            try:
+                yield combination.label, differences(_config(study, study.variant_names()[0], index), first)
+            except UserError as error:
+                yield combination.label, [str(error)]
+    for name in study.variant_names()[1:]:
+        try:
+            yield name, differences(_config(study, name, 0), first)
+        except UserError as error:
+            yield name, [str(error)]
+
+
+def _environment(frame: pd.DataFrame) -> list[tuple[str, str]]:
+    """Every value of what the runs ran on, with the number of runs that had it where they differ."""
+    once = frame.drop_duplicates("run")
+    found = []
+    for name in _ENVIRONMENT:
+        counts = once[name].astype(str).value_counts().sort_index()
+        words = [value or "unknown" for value in counts.index]
+        text = words[0] if len(words) == 1 else ", ".join(f"{w} ({n} runs)" for w, n in zip(words, counts, strict=True))
+        found.append((name, text))
+    hours = float(once["train_wall_s"].sum()) / 3600
+    found.append(("training time, summed", f"{hours:.2f} hours"))
+    return found

@@ -1,0 +1,165 @@
+"""Tables 1 to 7 of the paper: its own numbers, read as if they were ours, print as they are printed."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from gatebench import paper, variants
+from gatebench.report import results, tables
+from gatebench.report.paper_table import Column, PaperTable
+from gatebench.report.paper_table_rendering import to_html, to_latex, to_markdown
+from tests.report.synthetic_runs import diverged, summary
+
+TASKS = ("hellaswag", "mmlu", "gsm8k", "humaneval", "ceval", "cmmlu")
+
+
+def papers_runs(table: int) -> pd.DataFrame:
+    """One run for every row of the paper's table, with its numbers in the columns that ours would be in."""
+    rows: list[dict[str, Any]] = []
+    for row in paper.paper_rows(table):
+        numbers = row.numbers
+        name, setting = variants.get(row.variant).name, tables.FORMS[table].setting(row)
+        if table == 5:
+            prefix = "ruler" if setting == "none" else "ruler_yarn"
+            own = next((r for r in rows if r["variant"] == name), None) or summary(name, 0, 100.0)
+            own |= {f"{prefix}/{length}": numbers[length] for length in tables.LENGTHS if length in numbers}
+            rows = [r for r in rows if r["variant"] != name] + [own]
+            continue
+        if row.diverged:
+            found = diverged(name, 0, 100)
+        else:
+            found = summary(name, 0, numbers["avg_ppl"])
+            found |= {f"bench/{task}": numbers[task] for task in TASKS if task in numbers}
+            found |= {"n_params_added": round(numbers.get("added_param_m", 0.0) * 1e6)}
+            if table == 4:
+                found |= {"first_token_share": numbers["f_attn"], "m_act": numbers["m_act"]}
+                found |= {"gate_mean": numbers.get("gate_score")}
+        rows.append(found | ({"setting": setting} if setting else {}))
+    return results.as_frame(rows)
+
+
+def made(table: int) -> PaperTable:
+    frame = papers_runs(table)
+    others = [name for name in dict.fromkeys(frame["variant"]) if name != "baseline"]
+    return tables.make(table, frame, "baseline", others)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6])
+def test_the_papers_numbers_as_ours_print_to_its_digits(number: int) -> None:
+    table = made(number)
+    compared = 0
+    for row in table.rows:
+        for column in table.columns:
+            if column.paper in row.theirs:
+                assert column.written(row.ours[column.key].mean) == row.theirs[column.paper], (row.label, column.key)
+                compared += 1
+    cells = sum(len(set(row.printed) & {c.paper for c in table.columns}) for row in paper.paper_rows(number))
+    assert compared == cells > 0
+    assert [row.paper_row for row in table.rows] == list(range(1, len(paper.paper_rows(number)) + 1))
+
+
+def test_table_7_is_our_recipes_beside_the_papers_shapes() -> None:
+    table = tables.architectures(["quick"])
+    models = table.rows[:3]
+    assert [row.paper_row for row in table.rows] == [1, 2, 3, None]
+    for row in models:
+        shipped = row.ours["layers"].n > 0
+        for column in table.columns if shipped else ():
+            ours = column.written(row.ours[column.key].mean)
+            assert ours == row.theirs.get(column.paper or "", "-"), (row.label, column.key)
+    assert models[0].ours["hidden_size"].mean == 2048 and models[1].ours["hidden_size"].mean == 1536
+    assert table.rows[3].variant == "quick" and table.rows[3].theirs == {}
+    assert "seeds" not in to_markdown(table)
+
+
+def test_a_row_that_diverged_has_no_number_in_either_column() -> None:
+    row = made(2).row("baseline", "48l-1t-8.0e-3")
+    assert row.ours["avg_ppl"].n == 0 and "avg_ppl" not in row.theirs
+    assert row.label == "Baseline"
+
+
+@pytest.mark.parametrize(
+    ("value", "like", "decimals", "text"),
+    [
+        (1053.2, None, 0, "1053"), (94.4, None, 0, "94"), (9.14, None, 0, "9.1"), (0.5, None, 0, "0.50"),
+        (0.048, None, 3, "0.048"), (0.0061, None, 3, "0.0061"), (0.467, None, 3, "0.467"), (0.02, 0.0061, 3, "0.0200"),
+        (float("nan"), None, 3, "-"),
+    ],
+)  # fmt: skip
+def test_a_number_has_the_papers_decimals_and_two_digits_at_least(
+    value: float, like: float | None, decimals: int, text: str
+) -> None:
+    assert Column("x", "x", "share", decimals=decimals).written(value, like) == text
+
+
+@pytest.fixture(scope="module")
+def ours() -> PaperTable:
+    """Table 1 with three variants on three seeds: one better, one worse, one that cannot be told."""
+    rows = []
+    shift = {
+        "baseline": 0.0,
+        "g1_elementwise": -8.0,
+        "g1_headwise": -7.0,
+        "g2_elementwise": 5.0,
+        "g5_elementwise": 0.05,
+    }
+    for name, by in shift.items():
+        for seed in range(4):
+            noise = 0.2 * ((seed * 7 + len(name)) % 3 - 1)
+            rows.append(summary(name, seed, 170 + 3 * seed + by + (noise if by else 0)))
+    return tables.make(1, results.as_frame(rows), "baseline", list(shift)[1:])
+
+
+def test_verdict_marks_and_bold(ours: PaperTable) -> None:
+    verdicts = {row.variant: row.verdicts.get("avg_ppl") for row in ours.rows if row.ours["avg_ppl"].n}
+    assert verdicts == {
+        "baseline": None, "g1_elementwise": "better", "g2_elementwise": "worse", "g5_elementwise": "not resolvable",
+        "g1_headwise": "better",
+    }  # fmt: skip
+    lines = to_markdown(ours).splitlines()
+    best = next(line for line in lines if line.startswith("| SDPA Elementwise G1 |") and "✓" in line)
+    assert "**" in best and "**5.761**" in best
+    assert "✗" in next(line for line in lines if line.startswith("| v Elementwise G2"))
+    assert "~" in next(line for line in lines if line.startswith("| Dense Output G5"))
+    assert sum("**16" in line for line in lines) == 1  # one best mean of ours
+
+
+def test_what_is_not_measured_stands_empty_beside_the_papers_numbers(ours: PaperTable) -> None:
+    header = next(line for line in to_markdown(ours).splitlines() if "Avg PPL" in line)
+    assert "HellaSwag (not measured) | paper" in header
+    assert "Not measured here: HellaSwag, MMLU, GSM8k and C-eval." in to_markdown(ours)
+
+
+def test_latex_is_balanced_and_escaped(ours: PaperTable) -> None:
+    text = to_latex(ours)
+    body = [line for line in text.splitlines() if line.endswith("\\\\")]
+    columns = body[1].count("&")
+    for line in body[1:]:
+        assert line.count("&") == columns
+    assert sum(map(int, re.findall(r"\\multicolumn\{(\d)\}", body[0]))) == columns
+    assert len(re.search(r"\\begin\{tabular\}\{(l r*|lr*)\}", text)[1]) == columns + 1  # type: ignore[index]
+    for word in ("\\toprule", "\\midrule", "\\bottomrule", "\\cmidrule(lr){2-3}", "\\textbf{", "$^{+}$", "$\\pm$"):
+        assert word in text
+    unescaped = re.sub(r"^%.*$|\\[%&_#$]", "", text, flags=re.M)
+    assert "%" not in unescaped and "_" not in unescaped
+
+
+def test_html_has_a_cell_for_every_column(ours: PaperTable) -> None:
+    rows = re.findall(r"<tr><th>.*?</tr>", to_html(ours).split("<tbody>")[1])
+    assert len(rows) == len(ours.rows)
+    assert {row.count("<td") for row in rows} == {2 * len([c for c in ours.columns if c.shown])}
+    assert '<abbr title="better">✓</abbr>' in to_html(ours)
+
+
+def test_the_csv_says_the_verdict(ours: PaperTable, tmp_path: Path) -> None:
+    path = next(path for path in ours.write(tmp_path) if path.suffix == ".csv")
+    with path.open(newline="") as file:
+        rows = {row["variant"]: row for row in csv.DictReader(file)}
+    assert rows["g1_elementwise"]["avg_ppl_verdict"] == "better" and rows["baseline"]["avg_ppl_verdict"] == ""
+    assert rows["kv_heads_x2"]["avg_ppl"] == "" and rows["kv_heads_x2"]["paper_avg_ppl"] == "5.979"
