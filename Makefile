@@ -6,11 +6,15 @@ BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.setup-stamp
 RECIPE  ?=
 SEEDS   ?=
+STUDY   ?= full_grid
+ON      ?=
+PARALLEL ?=
 ARGS    ?=
+STUDIES ?=
 WORKERS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup data ablation sink-lab list show bench test test-fast lint types format clean clean-runs
+.PHONY: help setup data ablation sink-lab grid status tables claims list show bench test test-fast test-cluster lint types format clean clean-runs
 
 ifneq ($(filter ablation show,$(MAKECMDGOALS)),)
 ifeq ($(strip $(VARIANT)),)
@@ -66,7 +70,7 @@ say "ready: $VENV/bin/gatebench --help"
 endef
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: export SETUP_SCRIPT := $(value SETUP_SCRIPT)
 setup: ## Make .venv and install everything; does nothing when that is up to date
@@ -81,6 +85,19 @@ ablation: setup ## Compare a variant with the baseline: VARIANT=g1_headwise [REC
 sink-lab: setup ## Grow an attention sink and see which gates remove it: Table 4 of the paper, small [SEEDS=3] [ARGS=...]
 	@$(BIN)/gatebench sweep sinks $(if $(SEEDS),--seeds '$(SEEDS)') $(ARGS)
 
+grid: setup ## Train what is missing of a study: [STUDY=full_grid] [ON=slurm] [PARALLEL=8] [SEEDS=3] [ARGS="--profile cpu"]
+	@$(BIN)/gatebench sweep '$(STUDY)' $(if $(ON),--on '$(ON)') $(if $(PARALLEL),--max-parallel '$(PARALLEL)') \
+		$(if $(SEEDS),--seeds '$(SEEDS)') $(ARGS)
+
+status: setup ## How the runs of a study stand: [STUDY=full_grid] [SEEDS=3] [ARGS=--json]
+	@$(BIN)/gatebench status '$(STUDY)' $(if $(SEEDS),--seeds '$(SEEDS)') $(ARGS)
+
+tables: setup ## Make tables, figures and report.html of every study with results again [STUDIES="table1 sinks"] [ARGS=...]
+	@$(BIN)/gatebench tables $(STUDIES) $(ARGS)
+
+claims: setup ## The paper's sixteen claims and what the results here say about each [ARGS=--json]
+	@$(BIN)/gatebench claims $(ARGS)
+
 list: setup ## List the variants [ARGS="--table 1"]
 	@$(BIN)/gatebench list $(ARGS)
 
@@ -91,10 +108,14 @@ bench: setup ## Measure training speed on this machine [ARGS=...]
 	@$(BIN)/gatebench bench $(ARGS)
 
 test: setup lint types ## Lint, types and every test, slow ones too [WORKERS=2] [ARGS="-k gates"]
-	@$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 -m "not cluster" $(ARGS)
 
 test-fast: setup ## The tests that are not slow, nothing else [WORKERS=2] [ARGS="-k gates"]
-	@$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 -m "not slow and not cluster" $(ARGS)
+
+test-cluster: setup ## Studies on a real SLURM, started here: as root on Debian or Ubuntu, ten minutes or more
+	@command -v slurmctld >/dev/null || tests/cluster/install.sh
+	@$(BIN)/python -m pytest -m cluster -s tests/cluster $(ARGS)
 
 lint: setup ## Check style and format (ruff)
 	@$(BIN)/ruff check .

@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGETS = {
-    *("help", "setup", "data", "ablation", "sink-lab", "list", "show", "bench"),
-    *("test", "test-fast", "lint", "types", "format", "clean", "clean-runs"),
+    *("help", "setup", "data", "ablation", "sink-lab", "list", "show", "bench", "grid", "status", "tables", "claims"),
+    *("test", "test-fast", "test-cluster", "lint", "types", "format", "clean", "clean-runs"),
 }
 
 # Answers as Python would, but `-m venv` copies this file and `-m pip` only says so in calls.log.

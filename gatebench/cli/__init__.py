@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from gatebench import __version__
-from gatebench.cli import ablation, bench, data, probe, sweep, train, variants
+from gatebench.cli import ablation, bench, claims, data, params, plan, probe, runs, sweep, tables, train, variants
 from gatebench.errors import UserError
 
 app = typer.Typer(
@@ -21,11 +21,18 @@ app = typer.Typer(
 )
 app.command("ablation")(ablation.ablation)
 app.command("sweep")(sweep.sweep)
-app.command("plan")(sweep.plan)
+app.command("plan")(plan.plan)
+app.command("status")(runs.status)
+app.command("logs")(runs.logs)
+app.command("cancel")(runs.cancel)
+app.command("clean")(runs.clean)
 app.command("train")(train.train)
 app.command("probe")(probe.probe)
 app.command("list")(variants.list_variants)
 app.command("show")(variants.show_variant)
+app.command("params")(params.params)
+app.command("tables")(tables.tables)
+app.command("claims")(claims.claims)
 app.add_typer(data.app, name="data", help="Build and inspect corpora.")
 app.command("bench")(bench.bench)
 

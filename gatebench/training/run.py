@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import statistics
-import struct
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,11 +15,13 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from safetensors import SafetensorError
-from safetensors.torch import load_model, save_model
+from safetensors.torch import load_model
 
-import gatebench
 from gatebench.config import RunConfig
 from gatebench.data.reading import DataSource, open_data
 from gatebench.data.synthetic import BigramBackcopy
@@ -32,12 +32,13 @@ from gatebench.model.build import build_run_model
 from gatebench.model.transformer import Transformer
 from gatebench.paths import runs_dir
 from gatebench.training import hardware, loggers
+from gatebench.training.attempt import Attempt, Superseded, new_attempt, settle, shared_attempt
 from gatebench.training.callbacks import MetricsWriter, ResumePoints, Snapshots, StopTogether, TrainingProgress
 from gatebench.training.datamodule import TokenData
 from gatebench.training.module import LanguageModel
-from gatebench.training.rundir import RunDirectory, RunLog, disk_full_is_a_user_error, write_json
-
-SUMMARY_SCHEMA = 1
+from gatebench.training.rundir import RunDirectory, RunLog, disk_full_is_a_user_error, is_disk_full, write_json
+from gatebench.training.sharding import save_weights, trainer_strategy
+from gatebench.training.summary import run_summary
 
 
 class InterruptedRun(Exception):
@@ -89,10 +90,14 @@ def metric_names(corpus: DataSource) -> list[str]:
     return [*METRICS, *by_domain, *(SYNTHETIC_METRICS if isinstance(corpus, BigramBackcopy) else ())]
 
 
-def prepare(config: RunConfig) -> tuple[RunConfig, DataSource, Accounting]:
-    """Return `config` tied to its corpus, that corpus, and the run's costs. Raises UserError for every mismatch."""
+def prepare(config: RunConfig, *, elsewhere: bool = False) -> tuple[RunConfig, DataSource, Accounting]:
+    """Return `config` tied to its corpus, that corpus, and the run's costs. Raises UserError for every mismatch.
+
+    With `elsewhere` the run will train on another machine: this one needs none of its devices.
+    """
     costs = account(config)
-    hardware.check_devices(config, hardware.resolve_accelerator(config.train.accelerator))
+    if not elsewhere:
+        hardware.check_devices(config, hardware.resolve_accelerator(config.train.accelerator))
     loggers.check(config)
     corpus = open_data(config.data)
     if corpus.vocab_size != config.model.vocab_size:
@@ -133,11 +138,17 @@ def run_directory(config: RunConfig, out: Path | None = None) -> RunDirectory:
 
 
 def run(
-    config: RunConfig, evaluate: Evaluate, *, out: Path | None = None, threads: int | None = None
+    config: RunConfig,
+    evaluate: Evaluate,
+    *,
+    out: Path | None = None,
+    threads: int | None = None,
+    takeover: bool = False,
 ) -> dict[str, Any]:
     """Train (or resume, or find done) one run and return its summary.
 
-    Raises UserError for bad input, InterruptedRun when stopped by a signal.
+    `takeover` shuts out another process that seems to be at work on it, as on a machine that was lost.
+    Raises UserError for bad input, InterruptedRun when stopped by a signal or shut out.
     """
     config, corpus, costs = prepare(config)
     directory = run_directory(config, out)
@@ -148,12 +159,27 @@ def run(
     if directory.is_done():
         return directory.read_summary()
     if not is_first_process():  # a worker process of DDP: the first one holds the directory
-        _train(config, corpus, costs, directory, evaluate)
+        _train(config, corpus, costs, shared_attempt(directory), evaluate)
         raise SystemExit(0)
-    with directory.locked(), disk_full_is_a_user_error(directory):
+    with directory.locked(takeover=takeover), disk_full_is_a_user_error(directory):
+        settle(directory)
         if directory.is_done():
             return directory.read_summary()
-        return _train(config, corpus, costs, directory, evaluate)
+        with new_attempt(directory, takeover=takeover) as attempt, _failure_recorded(attempt):
+            return _train(config, corpus, costs, attempt, evaluate)
+
+
+@contextmanager
+def _failure_recorded(attempt: Attempt) -> Iterator[None]:
+    """Write down why an attempt ended without a result; one that was shut out is interrupted, whatever it met."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, Superseded) or not attempt.is_current():
+            raise InterruptedRun(f"{attempt.name}: another process has taken this run over") from None
+        outside = isinstance(error, (InterruptedRun, KeyboardInterrupt)) or is_disk_full(error)
+        attempt.record_failure("outside" if outside else "own", f"{type(error).__name__}: {error}".splitlines()[0])
+        raise
 
 
 def is_first_process() -> bool:
@@ -165,7 +191,7 @@ def is_first_process() -> bool:
 
 
 def _train(
-    config: RunConfig, corpus: DataSource, costs: Accounting, directory: RunDirectory, evaluate: Evaluate
+    config: RunConfig, corpus: DataSource, costs: Accounting, directory: Attempt, evaluate: Evaluate
 ) -> dict[str, Any]:
     started = datetime.now(UTC)
     accelerator = hardware.resolve_accelerator(config.train.accelerator)
@@ -179,7 +205,7 @@ def _train(
     diverged: int | None = None
     compiled = False
     if directory.weights.is_file() and _load_weights(model, directory):
-        record = _read_environment(directory)
+        record = directory.places()
         compiled = bool(record and record[-1]["compiled"])
     else:
         compiled = _compile(config, costs, model, device, precision)
@@ -187,6 +213,9 @@ def _train(
         diverged = _fit(config, corpus, directory, model, accelerator, precision)
     if not is_first_process():
         return {}
+    if config.train.strategy == "fsdp" and diverged is None:  # this process has a share of the model; the file has all
+        model = build_run_model(config)
+        load_model(model, directory.weights)
     hardware.uncompile_blocks(model)
     model = model.to(device).eval()
     metrics: dict[str, Any] = dict.fromkeys(metric_names(corpus))
@@ -195,11 +224,9 @@ def _train(
             metrics = evaluate(Trained(config, model, corpus, device, precision, directory))
         except NonFiniteLoss:
             diverged = config.train.steps
-    summary = _summary(config, corpus, costs, directory, diverged, started) | metrics
+    summary = run_summary(config, corpus, costs, directory, diverged, started) | metrics
     loggers.write_csv(directory) if "csv" in config.train.loggers else None
-    write_json(directory.summary, summary)
-    for _, path in directory.resume_points():
-        path.unlink()
+    directory.publish(summary)
     return summary
 
 
@@ -208,7 +235,7 @@ def _as_before(directory: RunDirectory, device: str, precision: str) -> str:
 
     On another kind of device the run goes on as that allows, and says so.
     """
-    attempts = _read_environment(directory)
+    attempts = directory.places()
     if not attempts or not (directory.resume_points() or directory.weights.is_file()):
         return precision
     first, log = attempts[0], RunLog(directory)
@@ -231,7 +258,7 @@ def _compile(config: RunConfig, costs: Accounting, model: Transformer, device: t
 
 
 def _fit(
-    config: RunConfig, corpus: DataSource, directory: RunDirectory, model: Transformer, accelerator: str, precision: str
+    config: RunConfig, corpus: DataSource, directory: Attempt, model: Transformer, accelerator: str, precision: str
 ) -> int | None:
     """Train to the last step and save the weights; return the step at which the run diverged, if it did."""
     quieten_lightning()
@@ -246,7 +273,7 @@ def _fit(
         accelerator={"cuda": "gpu"}.get(accelerator, accelerator),
         devices=config.train.devices,
         num_nodes=config.train.num_nodes,
-        strategy=config.train.strategy,
+        strategy=trainer_strategy(config),
         precision="bf16-mixed" if precision == "bf16" else "32-true",
         accumulate_grad_batches=config.accumulate,
         max_steps=config.train.steps,
@@ -257,7 +284,7 @@ def _fit(
             points,
             Snapshots(config, directory),
             TrainingProgress(config, directory.name, metrics, log),
-            StopTogether(directory.name, log),
+            StopTogether(directory, log),
         ],
         default_root_dir=directory.path,
         logger=False,
@@ -265,6 +292,7 @@ def _fit(
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,
+        plugins=_cluster_environment(config.train.devices * config.train.num_nodes),
         num_sanity_val_steps=0,
     )
     try:
@@ -278,15 +306,20 @@ def _fit(
         return metrics.diverged_step
     if trainer.global_step < config.train.steps:
         raise InterruptedRun(f"{directory.name}: stopped at step {trainer.global_step} of {config.train.steps}")
-    if is_first_process():
-        temporary = directory.weights.with_suffix(".tmp")
-        try:
-            save_model(model, str(temporary))
-            os.replace(temporary, directory.weights)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    save_weights(model, directory.weights, write=is_first_process())
     return None
+
+
+def _cluster_environment(n_processes: int) -> ClusterEnvironment | None:
+    """Return who starts the processes of a run: srun where one step of it has them all, else Lightning.
+
+    Lightning never requeues a job itself: that is the launcher's business (`sweep/slurm_job.py`).
+    """
+    if "SLURM_JOB_ID" not in os.environ:
+        return None
+    if n_processes > 1 and os.environ.get("SLURM_STEP_NUM_TASKS") == str(n_processes):
+        return SLURMEnvironment(auto_requeue=False)
+    return LightningEnvironment()
 
 
 def _load_weights(model: Transformer, directory: RunDirectory) -> bool:
@@ -322,15 +355,6 @@ def quieten_lightning() -> None:
         warnings.filterwarnings("ignore", message=message)
 
 
-def _read_environment(directory: RunDirectory) -> list[dict[str, Any]]:
-    import json
-
-    if not directory.environment.is_file():
-        return []
-    attempts: list[dict[str, Any]] = json.loads(directory.environment.read_text(encoding="utf-8"))["attempts"]
-    return attempts
-
-
 def _record_environment(
     config: RunConfig, directory: RunDirectory, device: str, precision: str, compiled: bool
 ) -> None:
@@ -339,75 +363,4 @@ def _record_environment(
         return
     attempt = {"started": datetime.now(UTC).isoformat(timespec="seconds")}
     attempt |= hardware.environment(config, device, precision, compiled)
-    write_json(directory.environment, {"attempts": [*_read_environment(directory), attempt]})
-
-
-def curve_hash(losses: list[float | None]) -> str:
-    """Return a hash of a loss curve; two runs with equal hashes trained identically (a knob that reached nothing)."""
-    packed = b"".join(struct.pack("<d", float("nan") if loss is None else loss) for loss in losses)
-    return hashlib.sha256(packed).hexdigest()[:16]
-
-
-def _summary(
-    config: RunConfig,
-    corpus: DataSource,
-    costs: Accounting,
-    directory: RunDirectory,
-    diverged: int | None,
-    started: datetime,
-) -> dict[str, Any]:
-    rows = directory.metrics_rows()
-    tail = [row["loss"] for row in rows[-max(1, len(rows) // 20) :]]
-    speeds = [row["tokens_per_s"] for row in rows[10:]] or [row["tokens_per_s"] for row in rows]
-    attempts = _read_environment(directory)
-    last = attempts[-1]
-    return {
-        "schema": SUMMARY_SCHEMA,
-        "run": directory.name,
-        "status": "done" if diverged is None else "diverged",
-        "diverged_step": diverged,
-        "variant": config.variant,
-        "recipe": config.recipe,
-        "seed": config.seed,
-        "data_seed": config.data_seed,
-        "overrides": config.overrides,
-        "fingerprint": config.fingerprint,
-        "param_match": config.param_match,
-        "n_params": costs.n_params,
-        "n_params_baseline": costs.n_params_baseline,
-        "n_params_added": costs.added,
-        "ffn_dim": costs.model.ffn_dim,
-        "flops_per_token": costs.flops_per_token,
-        "flops_per_token_baseline": costs.flops_per_token_baseline,
-        "corpus": corpus.name,
-        "corpus_fingerprint": corpus.fingerprint,
-        "vocab_size": corpus.vocab_size,
-        "seq_len": config.data.seq_len,
-        "bos": config.data.bos,
-        "precision": last["precision"],
-        "compiled": last["compiled"],
-        "device": last["device"],
-        "threads": last["threads"],
-        "n_devices": last["n_devices"],
-        "steps": rows[-1]["step"],
-        "tokens": rows[-1]["tokens"],
-        "data_hash": hashlib.sha256("".join(row["batch"] for row in rows).encode()).hexdigest()[:16],
-        "curve_hash": curve_hash([row["loss"] for row in rows]),
-        "final_train_loss": None if diverged is not None else statistics.fmean(tail),
-        "tokens_per_s": statistics.median(speeds),
-        "train_wall_s": round(_wall_seconds(rows), 1),
-        "started": attempts[0]["started"],
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "attempts": len(attempts),
-        "git_commit": last["git_commit"],
-        "git_dirty": last["git_dirty"],
-        "machine": last["machine"],
-        "torch_version": last["torch"],
-        "gatebench_version": gatebench.__version__,
-    }
-
-
-def _wall_seconds(rows: list[dict[str, Any]]) -> float:
-    """Return training time: summed over steps, so that pauses between attempts do not count."""
-    tokens = rows[0]["tokens"] / rows[0]["step"]
-    return sum(tokens / row["tokens_per_s"] for row in rows)
+    write_json(directory.environment, {"attempts": [*directory.places(), attempt]})

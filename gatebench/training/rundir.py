@@ -1,10 +1,8 @@
-"""A run directory on disk: what is in it, who may write to it, and when it is done.
+"""A run directory on disk: what is in it, and when it is done. Who may write to it is in `attempt.py`.
 
 Status is read from files alone (contract 2): `summary.json` there = done; `checkpoints/model.safetensors` there =
-trained;
-otherwise the newest readable `checkpoints/step_*.ckpt` is where training goes on. Every one of these is written under
-another name
-and renamed.
+trained; otherwise the newest readable `checkpoints/step_*.ckpt` is where training goes on. Every one of these is
+written under another name and renamed.
 """
 
 from __future__ import annotations
@@ -62,6 +60,13 @@ class RunDirectory:
         summary: dict[str, Any] = json.loads(self.summary.read_text(encoding="utf-8"))
         return summary
 
+    def places(self) -> list[dict[str, Any]]:
+        """Return the record of every attempt that trained, in order (`environment.json`)."""
+        if not self.environment.is_file():
+            return []
+        attempts: list[dict[str, Any]] = json.loads(self.environment.read_text(encoding="utf-8"))["attempts"]
+        return attempts
+
     def claim(self, config: RunConfig) -> None:
         """Create the directory for `config`, or check that it is its own. Raises UserError naming what differs."""
         if self.config.is_file():
@@ -73,7 +78,6 @@ class RunDirectory:
                     f"run directory '{self.path}': holds another config, {differing[0]}{more}; "
                     "legal: the same config, or another --out"
                 )
-            self.checkpoints.mkdir(exist_ok=True)
             return
         ours = {".lock", "log.txt", self.config.name + ".tmp"}  # what a run leaves that was killed before this point
         if self.path.exists() and not self.path.is_dir():
@@ -89,14 +93,16 @@ class RunDirectory:
             raise UserError(
                 f"run directory '{self.path}': cannot be made ({error.strerror}); legal: another --out"
             ) from None
-        self.checkpoints.mkdir(exist_ok=True)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the directory against a second process on this machine; the lock dies with its process."""
+    def locked(self, *, takeover: bool = False) -> Iterator[None]:
+        """Hold the directory against a second process on this machine; the lock dies with its process.
+
+        With `takeover` a process that keeps the lock is no hindrance: the new attempt shuts it out (`attempt.py`).
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self.path / ".lock", "a", encoding="utf-8") as handle:
-            _lock(handle.fileno(), self.path)
+            _lock(handle.fileno(), self.path, takeover)
             yield
 
     def resume_points(self) -> list[tuple[int, Path]]:
@@ -125,13 +131,33 @@ class RunDirectory:
                     break
         return rows
 
+    def last_row(self) -> dict[str, Any] | None:
+        """Return the newest complete metrics row, reading only the file's end."""
+        try:
+            with open(self.metrics, "rb") as handle:
+                handle.seek(max(0, os.fstat(handle.fileno()).st_size - 4096))
+                row: dict[str, Any] = json.loads(handle.read().split(b"\n")[-2])
+            return row
+        except (OSError, IndexError, json.JSONDecodeError):
+            return None
+
+    def last_message(self) -> str:
+        """Return the last line of the run's log."""
+        try:
+            with open(self.log, "rb") as handle:
+                handle.seek(max(0, os.fstat(handle.fileno()).st_size - 4096))
+                lines = handle.read().decode("utf-8", errors="replace").strip().splitlines()
+        except OSError:
+            lines = []
+        return lines[-1] if lines else "no message"
+
     def keep_metrics(self, last_step: int) -> None:
         """Drop every metrics row after `last_step` (they will be made again)."""
         rows = [row for row in self.metrics_rows() if row["step"] <= last_step]
         write_atomic(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _lock(descriptor: int, path: Path) -> None:
+def _lock(descriptor: int, path: Path, takeover: bool) -> None:
     """Take the lock, waiting a little for a process on its way out. Raises UserError if another keeps it."""
     deadline = time.monotonic() + LOCK_PATIENCE_S
     while True:
@@ -139,6 +165,8 @@ def _lock(descriptor: int, path: Path) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
+            if takeover:
+                return
             if time.monotonic() > deadline:
                 raise UserError(
                     f"run directory '{path}': another process is working on this run; wait for it or stop it"
@@ -190,16 +218,19 @@ def write_json(path: Path, content: Any) -> None:
     write_atomic(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether a write failed for want of space; torch and safetensors have errors of their own for it."""
+    full = isinstance(error, OSError) and error.errno in _DISK_FULL
+    return full or any(text in str(error) for text in ("PytorchStreamWriter failed", *map(os.strerror, _DISK_FULL)))
+
+
 @contextmanager
 def disk_full_is_a_user_error(directory: RunDirectory) -> Iterator[None]:
     """Turn a full disk (or quota, or file size limit) into one line that says what is safe."""
     try:
         yield
     except Exception as error:
-        full = isinstance(error, OSError) and error.errno in _DISK_FULL
-        # torch and safetensors report a failed write as errors of their own
-        full = full or any(text in str(error) for text in ("PytorchStreamWriter failed", *map(os.strerror, _DISK_FULL)))
-        if not full:
+        if not is_disk_full(error):
             raise
         points = directory.resume_points()
         kept = f"the checkpoint of step {points[0][0]} is safe" if points else "no checkpoint was written yet"

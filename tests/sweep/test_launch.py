@@ -17,7 +17,9 @@ import pytest
 from rich.console import Console
 
 from gatebench.sweep import launch
-from gatebench.sweep.launch import Job, Slots, local_slots, run_all
+from gatebench.sweep.board import Board
+from gatebench.sweep.job import Job
+from gatebench.sweep.launch import Slots, local_slots, run_all
 from tests.training.tiny_run import pid_alive, tiny_config
 
 STUB = """
@@ -211,6 +213,7 @@ def test_a_terminal_sees_a_table_of_runs(job: MakeJob) -> None:
     text = io.StringIO()
     run_all(jobs, Slots(1, 1), Console(file=text, width=160, force_terminal=True))
     output = Console(file=io.StringIO(), width=160)
-    output.print(launch._table(jobs, 3.0))
+    output.print(Board(jobs, output).table())
     table = output.file.getvalue()  # type: ignore[attr-defined]
-    assert "1 of 2 runs done, 3 s" in table and "failed (exit 1)" in table and "4/20" in table and "2.500" in table
+    assert "1 of 2 runs done, 1 failed, 0 s" in table and "failed (exit 1)" in table
+    assert "4/20" in table and "2.500" in table

@@ -120,6 +120,40 @@ seeds: 1
     assert {run.train.steps for run in runs} == {100}
 
 
+def test_named_settings_are_combinations_of_their_own(tmp_path: Path) -> None:
+    text = """
+recipe: quick
+variants: [g1_headwise]
+overrides:
+  set: [train.steps=100]
+  settings:
+    as_it_is: []
+    wide.v2: [model.d_model=96, optim.lr=1e-3]
+seeds: 1
+"""
+    study = load_study(write(tmp_path, text))
+    assert study.combinations() == [
+        (("train.steps=100",), "as_it_is"),
+        (("train.steps=100", "model.d_model=96", "optim.lr=1e-3"), "wide.v2"),
+    ]
+    assert [(run.variant, run.model.d_model, run.optim.lr) for run in study.runs()] == [
+        *(("baseline", 128, 6e-3), ("g1_headwise", 128, 6e-3), ("baseline", 96, 1e-3), ("g1_headwise", 96, 1e-3)),
+    ]
+    changed = study.changed(settings=["optim.lr=2e-3"])
+    assert changed.combinations()[1].label == "wide.v2 optim.lr=2e-3"
+    assert {run.optim.lr for run in changed.runs()} == {0.002}
+    assert changed.fixed == (("train.steps=100", "optim.lr=2e-3"), "optim.lr=2e-3")
+
+
+def test_every_named_setting_meets_every_cell_of_the_grid(tmp_path: Path) -> None:
+    text = "recipe: quick\nvariants: [g1_headwise]\noverrides:\n  settings: {a: [], b: [data.bos=false]}\n"
+    study = load_study(write(tmp_path, text + "  grid: {data.seq_len: [64, 128]}\n"))
+    assert [combination.label for combination in study.combinations()] == [
+        *("a data.seq_len=64", "a data.seq_len=128", "b data.seq_len=64", "b data.seq_len=128"),
+    ]
+    assert study.combinations()[2].overrides == ("data.bos=false", "data.seq_len=64")
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -160,6 +194,8 @@ def test_runs_equal_those_that_train_makes_one_by_one() -> None:
 
 # --- what is refused
 
+SETTINGS = "recipe: quick\nvariants: [g1_headwise]\noverrides:\n  settings: "
+
 
 @pytest.mark.parametrize(
     ("text", "said"),
@@ -171,7 +207,7 @@ def test_runs_equal_those_that_train_makes_one_by_one() -> None:
         ("recipe: quick\nvariants: [g1_headwise]\nname: x", ("key 'name' is unknown",)),
         ("recipe: quick\nvariants: [g1_headwize]", ("g1_headwize", "g1_headwise")),
         ("recipe: quick\nvariants: ['g9_*']", ("g9_*", "matches no registered variant")),
-        ("recipe: quick\nvariants: ['table:2']", ("table '2'", "1, 3, 4")),
+        ("recipe: quick\nvariants: ['table:7']", ("table '7'", "1, 2, 3, 4, 5, 6")),
         ("recipe: quack\nvariants: [g1_headwise]", ("recipe 'quack'", "quick")),
         ("recipe: quick\nvariants: [g1_headwise]\nbaseline: basline", ("basline", "baseline")),
         ("recipe: quick\nvariants: [g1_headwise]\nseeds: 0", ("seeds=0", "1 or more")),
@@ -180,13 +216,21 @@ def test_runs_equal_those_that_train_makes_one_by_one() -> None:
         ("recipe: quick\nvariants: [g1_headwise]\nseeds: true", ("seeds=true",)),
         ("recipe: quick\nvariants: [g1_headwise]\nseeds: many", ("seeds='many'",)),
         ("recipe: quick\nvariants: [g1_headwise]\ntables: [8]", ("tables=8", "1, 2, 3, 4, 5, 6, 7")),
-        ("recipe: quick\nvariants: [g1_headwise]\noverrides: {sett: []}", ("overrides.sett", "did you mean set?")),
+        ("recipe: quick\nvariants: [g1_headwise]\noverrides: {sett: []}", ("overrides.sett", "did you mean set")),
         ("recipe: quick\nvariants: [g1_headwise]\noverrides: {set: [optim.lr]}", ("'optim.lr'", "key=value")),
         ("recipe: quick\nvariants: [g1_headwise]\noverrides: {grid: {optim.lr: 1}}", ("grid", "list")),
         ("recipe: quick\nvariants: [g1_headwise]\noverrides: {grid: {optim.lr: []}}", ("'optim.lr' has no values",)),
         ("recipe: quick\nvariants: [g1_headwise]\noverrides: {grid: {optim.lr: [1, 1]}}", ("optim.lr=1", "twice")),
         ("recipe: quick\nvariants: [g1_headwise]\noverrides: {grid: {optim.lrr: [1]}}", ("lrr", "did you mean lr?")),
         ("recipe: quick\nvariants: [g1_headwise]\noverrides: {grid: {optim.lr: [-1]}}", ("optim.lr", "greater than 0")),
+        (SETTINGS + "{a b: []}", ("overrides.settings: 'a b' is no name", "letters, digits")),
+        (SETTINGS + "{../a: []}", ("'../a' is no name",)),
+        (SETTINGS + "{a: [optim.lr]}", ("'a' holds 'optim.lr'", "section.key=value")),
+        (SETTINGS + "{a: [], b: []}", ("'a' and 'b' are the same", "each bundle once")),
+        (SETTINGS + "{a: [data.bos=false, optim.lr=1], b: [optim.lr=1, data.bos=false]}", ("'a' and 'b'",)),
+        (SETTINGS + "{a: optim.lr=1}", ("settings.a", "list")),
+        (SETTINGS + "[optim.lr=1]", ("settings", "dict")),
+        (SETTINGS + "{a: [optim.lrr=1]}", ("lrr", "did you mean lr?")),
         ("- quick", ("must be a mapping of description, recipe",)),
     ],
 )
@@ -197,8 +241,8 @@ def test_a_wrong_study_is_refused_in_one_line(tmp_path: Path, text: str, said: t
 
 
 def test_an_unknown_study_names_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"study .sink.: not found; did you mean sinks\?"):
-        load_study("sink")
+    with pytest.raises(UserError, match=r"study .sinkz.: not found; did you mean sinks\?"):
+        load_study("sinkz")
     monkeypatch.setenv("GATEBENCH_ROOT", str(tmp_path))
     with pytest.raises(UserError, match="study 'sinks': not found; there are none in"):
         load_study("sinks")
@@ -261,3 +305,51 @@ def test_a_summary_that_cannot_be_read_is_left_to_the_reports(tmp_path: Path, mo
     (directory / "summary.json").write_text("{", encoding="utf-8")
     runs = plan(study)
     assert [run.status for run in runs] == ["done", "missing"] and train_seconds(runs) == [0.0]
+
+
+# --- what the recipe cannot have, and other recipes
+
+
+def test_a_pattern_skips_what_the_recipe_cannot_have_and_says_why(tmp_path: Path) -> None:
+    study = load_study(write(tmp_path, "recipe: quick\nvariants: ['table:1']\n"))
+    assert "experts_plus4" not in study.variant_names() and len(study.variant_names()) == 14
+    assert study.skipped() == {
+        "experts_plus4": "variant 'experts_plus4': model.moe is null; legal: a recipe with experts"
+    }
+    assert {run.variant for run in study.runs()} == set(study.variant_names())
+
+
+def test_a_variant_that_is_named_is_refused_and_not_skipped(tmp_path: Path) -> None:
+    assert "model.moe is null" in refusal(tmp_path, "recipe: quick\nvariants: ['table:1', experts_plus4]\n")
+
+
+def test_a_variant_that_one_setting_cannot_have_is_skipped_under_all(tmp_path: Path) -> None:
+    text = "recipe: quick\nvariants: ['table:1']\noverrides: {grid: {model.n_heads: [4, 5], model.n_kv_heads: [1]}}\n"
+    study = load_study(write(tmp_path, text))
+    assert "q_heads_x1p5" in study.skipped()
+    assert len(study.runs()) == len(study.variant_names()) * 2 * 3
+
+
+def test_another_recipe_is_part_of_the_label_and_changes_what_is_skipped() -> None:
+    study = load_study("table1")
+    other = study.changed(recipe="moe_tiny", settings=["train.steps=60"], n_seeds=1)
+    assert other.skipped() == {} and "experts_plus4" in other.variant_names()
+    assert other.combinations()[0] == (("train.steps=60",), "recipe=moe_tiny train.steps=60")
+    assert {(run.recipe, run.train.steps) for run in other.runs()} == {("moe_tiny", 60)}
+    assert (study.recipe, study.combinations()[0].label) == ("quick", "")
+    assert study.changed(recipe="quick").combinations()[0].label == ""
+
+
+def test_the_factorial_is_all_its_cells_and_the_grid_all_of_the_registry() -> None:
+    assert len(load_study("factorial").variant_names()) == 1 + 68
+    grid = load_study("full_grid")
+    assert {*grid.variant_names(), *grid.skipped()} == set(variants.registry())
+
+
+def test_the_scaled_table_2_has_settings_named_after_the_papers_rows() -> None:
+    from gatebench.paper import paper_rows
+
+    rows = {f"{r.printed['layers']}l-{r.printed['tokens']}-{r.printed['max_lr']}".lower() for r in paper_rows(2)}
+    assert {c.label for c in load_study("table2").combinations()} == rows
+    own_size = [c.label for name in ("table2_28l", "table2_48l") for c in load_study(name).combinations()]
+    assert set(own_size) == rows

@@ -14,8 +14,8 @@ import pytest
 
 from gatebench.errors import UserError
 from gatebench.training import rundir
-from gatebench.training.run import curve_hash
 from gatebench.training.rundir import RunDirectory, RunLog, disk_full_is_a_user_error, write_json
+from gatebench.training.summary import curve_hash
 from tests.training.tiny_run import tiny_config
 
 
@@ -54,7 +54,7 @@ def test_a_directory_is_claimed_once_and_again_by_the_same_config(tmp_path: Path
     directory, config = RunDirectory(tmp_path / "a" / "b"), tiny_config(tiny_recipe)
     directory.claim(config)
     directory.claim(config)
-    assert sorted(path.name for path in directory.path.iterdir()) == ["checkpoints", "config.yaml"]
+    assert sorted(path.name for path in directory.path.iterdir()) == ["config.yaml"]
     directory.claim(tiny_config(tiny_recipe, "train.loggers=[csv]", "train.log_every=1"))  # decides no number
     with pytest.raises(
         UserError, match=r"holds another config, seed: 0 -> 1; legal: the same config, or another --out"

@@ -1,0 +1,280 @@
+"""Attempts at a run: which one counts when a lost machine still works on an old one (docs/cluster.md).
+
+Each attempt writes to a folder of its own, `attempts/<number>/`. While a run is unfinished, `current` in its directory
+is a link to the attempt that counts, and `metrics.jsonl`, `checkpoints` and so on are links through it. A new attempt
+takes over by turning that one link, and then removes the folders of those before it: whatever they still write lands
+nowhere. The files of the attempt that ends the run replace the links, `summary.json` last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from gatebench.errors import UserError
+from gatebench.training.rundir import RunDirectory, write_json
+
+ATTEMPTS = "attempts"
+CURRENT = "current"
+NUMBER = "GATEBENCH_ATTEMPT"
+"""Environment variable with which the first process of a run tells those that it starts which attempt this is."""
+HEARTBEAT_S = 10.0
+STALE_S = 90.0
+"""Age of a heartbeat from which nobody is taken to be at work: several beats, and file systems that tell late."""
+
+Reason = Literal["outside", "own"]
+"""Why an attempt ended without a result: from outside (killed, preempted, disk full), or by an error of its own."""
+
+_LINKED = ("metrics.jsonl", "checkpoints", "environment.json")
+"""What is shown, by link, in the directory of a run that is going on."""
+
+
+class Superseded(Exception):
+    """A newer attempt counts now; nothing that this one writes is read any more."""
+
+
+class Attempt(RunDirectory):
+    """The folder of one attempt, with the configuration and the log of its run."""
+
+    def __init__(self, run: RunDirectory, number: int) -> None:
+        super().__init__(run.path / ATTEMPTS / f"{number:04d}")
+        self.run = run
+        self.number = number
+        self.config = run.config
+        self.log = run.log
+        self.heartbeat = self.path / "heartbeat.json"
+        self.failure = self.path / "failure.json"
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.run.name
+
+    def is_current(self) -> bool:
+        """Return whether this attempt counts."""
+        found = current_attempt(self.run)
+        return found is not None and found.number == self.number
+
+    def publish(self, summary: dict[str, Any]) -> None:
+        """Make this attempt's files the run's, `summary.json` last. Raises Superseded where another counts by now."""
+        write_json(self.summary, summary)
+        for _, path in self.resume_points():
+            path.unlink()
+        if not self.is_current():
+            raise Superseded
+        settle(self.run)
+
+    def record_failure(self, reason: Reason, message: str) -> None:
+        """Write down why the attempt ended; a reason from outside stands against what followed from it."""
+        with suppress(OSError):  # superseded, or a full disk: then there is nothing to say, or no room for it
+            if (read_json(self.failure) or {}).get("reason") != "outside":
+                write_json(self.failure, {"reason": reason, "message": message, "ended": _now()})
+
+    def age(self) -> float | None:
+        """Return the seconds since the last sign of life; None without one."""
+        try:
+            return max(0.0, time.time() - self.heartbeat.stat().st_mtime)
+        except OSError:
+            return None
+
+    def is_alive(self) -> bool:
+        """Return whether another process is at work: a fresh heartbeat, and on this machine the process itself."""
+        age = self.age()
+        if age is None or age > STALE_S or self.failure.is_file():
+            return False
+        owner = read_json(self.heartbeat)
+        if owner is None or owner["host"] != socket.gethostname():
+            return True
+        return owner["pid"] != os.getpid() and _pid_alive(int(owner["pid"]))
+
+
+def current_attempt(run: RunDirectory) -> Attempt | None:
+    """Return the attempt that counts; None for a run that has none, or that is done."""
+    try:
+        return Attempt(run, int(Path(os.readlink(run.path / CURRENT)).name))
+    except (OSError, ValueError):
+        return None
+
+
+@contextmanager
+def new_attempt(run: RunDirectory, *, takeover: bool = False) -> Iterator[Attempt]:
+    """Begin an attempt with everything that the one before it saved, and give signs of life until it ends.
+
+    Raises UserError where another machine is at work on the run, unless `takeover`.
+    """
+    before = current_attempt(run)
+    if before is not None and before.is_alive() and not takeover:
+        owner = read_json(before.heartbeat) or {"host": "another machine"}
+        raise UserError(
+            f"run directory '{run.path}': another process is working on this run ({owner['host']}, last sign of life "
+            f"{before.age() or 0:.0f} s ago); wait for it, stop it, or take the run over with --takeover"
+        )
+    attempt = _make(run)
+    _inherit(run, attempt)
+    _replace_link(run.path / CURRENT, f"{ATTEMPTS}/{attempt.path.name}")
+    for name in _LINKED:
+        _show(run.path / name)
+    for older in _numbers(run):
+        if older < attempt.number:
+            shutil.rmtree(Attempt(run, older).path, ignore_errors=True)
+    os.environ[NUMBER] = str(attempt.number)
+    ended = threading.Event()
+    beat = threading.Thread(target=_beat, args=(attempt, ended), daemon=True)
+    beat.start()
+    try:
+        yield attempt
+    finally:
+        ended.set()
+        beat.join()
+        os.environ.pop(NUMBER, None)
+
+
+def shared_attempt(run: RunDirectory, patience_s: float = 300.0) -> Attempt:
+    """Return the attempt that the first process of this run has begun, waiting for it where the scheduler started all.
+
+    Raises UserError when it does not appear.
+    """
+    if number := os.environ.get(NUMBER):
+        return Attempt(run, int(number))
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        found = current_attempt(run)
+        if found is not None and (read_json(found.heartbeat) or {}).get("launch") == launch_id():
+            return found
+        time.sleep(0.2)
+    raise UserError(
+        f"run directory '{run.path}': the first process of this run did not begin within {patience_s:.0f} s"
+    )
+
+
+def launch_id() -> str | None:
+    """Return what all processes of one SLURM job have in common, each time it starts; None outside SLURM."""
+    job = os.environ.get("SLURM_JOB_ID")
+    return None if job is None else f"{job}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+
+
+def settle(run: RunDirectory) -> None:
+    """Put the files of a finished attempt in the run's directory; finishes what a crash left half done."""
+    attempt = current_attempt(run)
+    if attempt is not None and (attempt.summary.is_file() or run.summary.is_file()):
+        hidden = {attempt.heartbeat.name, attempt.failure.name, attempt.summary.name}
+        for source in sorted(attempt.path.iterdir()) if attempt.path.is_dir() else ():
+            target = run.path / source.name
+            if source.name not in hidden and not source.name.endswith(".tmp"):
+                if source.is_dir():
+                    _clear(target)
+                os.replace(source, target)
+        for name in _LINKED:  # to what the attempt did not write
+            if (run.path / name).is_symlink():
+                (run.path / name).unlink()
+        if attempt.summary.is_file():
+            os.replace(attempt.summary, run.summary)
+    if run.summary.is_file():
+        (run.path / CURRENT).unlink(missing_ok=True)
+        shutil.rmtree(run.path / ATTEMPTS, ignore_errors=True)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the object in a small file; None where it is missing or not readable."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content
+
+
+def _make(run: RunDirectory) -> Attempt:
+    """Make the next attempt's folder: a number is given once, even to two processes that ask at the same moment."""
+    (run.path / ATTEMPTS).mkdir(exist_ok=True)
+    while True:
+        attempt = Attempt(run, max(_numbers(run), default=0) + 1)
+        try:
+            attempt.path.mkdir()
+        except FileExistsError:
+            continue
+        owner = {"attempt": attempt.number, "host": socket.gethostname(), "pid": os.getpid(), "launch": launch_id()}
+        write_json(attempt.heartbeat, owner | {"node": os.environ.get("SLURMD_NODENAME"), "started": _now()})
+        return attempt
+
+
+def _numbers(run: RunDirectory) -> list[int]:
+    folder = run.path / ATTEMPTS
+    return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal()) if folder.is_dir() else []
+
+
+def _inherit(run: RunDirectory, attempt: Attempt) -> None:
+    """Take over what is saved: checkpoints by hard link, then the metrics, which reach at least as far."""
+    attempt.checkpoints.mkdir()
+    for path in sorted(run.checkpoints.iterdir()) if run.checkpoints.is_dir() else ():
+        if path.suffix != ".tmp":
+            with suppress(FileNotFoundError):  # dropped by a process that is still at work
+                _link(path, attempt.checkpoints / path.name)
+    for source, target in ((run.environment, attempt.environment), (run.metrics, attempt.metrics)):
+        if source.is_file():
+            shutil.copyfile(source, target)
+    events = run.path / CURRENT / "tensorboard"
+    if events.is_dir():
+        shutil.copytree(events, attempt.path / "tensorboard")
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source.resolve(), target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, target)
+
+
+def _show(path: Path) -> None:
+    """Make the name in the run's directory a link into the current attempt."""
+    if path.is_dir() and not path.is_symlink():  # of a run that began before there were attempts
+        shutil.rmtree(path)
+    _replace_link(path, f"{CURRENT}/{path.name}")
+
+
+def _replace_link(path: Path, target: str) -> None:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    os.replace(temporary, path)
+
+
+def _clear(path: Path) -> None:
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.is_dir():
+        shutil.rmtree(path)
+
+
+def _beat(attempt: Attempt, ended: threading.Event) -> None:
+    while not ended.wait(HEARTBEAT_S):
+        try:
+            os.utime(attempt.heartbeat)
+        except FileNotFoundError:  # superseded
+            return
+        except OSError:
+            continue
+
+
+def _pid_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
