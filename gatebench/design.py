@@ -162,7 +162,7 @@ WORDS: tuple[Word, ...] = (
         "clip{c}",
         ("output_clip",),
         lambda match: {"output_clip": float(match["c"])},
-        lambda design: None if design.output_clip is None else f"clip{design.output_clip:g}",
+        lambda design: None if design.output_clip is None else f"clip{design.output_clip:.0f}",
         lambda design: f"h' = h + clamp(f(N(h)), ±{design.output_clip:g}) for attention and FFN",
     ),
     Word(
@@ -235,7 +235,7 @@ WORDS: tuple[Word, ...] = (
 def _clipped_softmax(design: Design) -> str | None:
     if design.kernel != "clipped_softmax":
         return None
-    return "clipped_softmax" + ("" if design.clipped_alpha == Design.clipped_alpha else f"{design.clipped_alpha:g}")
+    return "clipped_softmax" + ("" if design.clipped_alpha == Design.clipped_alpha else f"{design.clipped_alpha:.0f}")
 
 
 def _switch_equation(heads: SwitchHeads | None) -> str:

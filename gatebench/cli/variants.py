@@ -151,7 +151,7 @@ def _notes(variant: Variant, config: RunConfig, costs: Accounting, matched: bool
     for key in variant.ratios:
         notes.append(f"{key}: {attrgetter(key)(config.model)} -> {attrgetter(key)(model)}")
     if matched and costs.added:
-        unit = 3 * model.d_model * model.n_layers
+        unit = 3 * model.d_model * model.n_layers * (model.moe.n_experts if model.moe else 1)
         notes.append(f"param_match=ffn leaves a residual of {costs.added:+,} parameters (an FFN unit is {unit:,})")
     if any(table in variant.tables for table in (1, 3, 4)):
         notes.append("Tables 1, 3 and 4 report a 15A2B mixture of experts (24 layers, d_model 2048, q=32, k=4, dk=128)")

@@ -16,7 +16,7 @@ import pandas as pd
 from scipy import stats as scipy_stats
 
 from gatebench.report.comparison import SINK_EXCESS
-from gatebench.report.flags import blocking_texts, comparison_flags, run_flags
+from gatebench.report.flags import blocking_texts, comparison_flags, pair_flags, run_flags
 from gatebench.report.paper_table import MIN_RANKED
 from gatebench.report.stats import ALPHA, Comparison, equivalence, paired_comparison
 from gatebench.report.tables import estimate
@@ -95,6 +95,8 @@ class Sink:
 
     variant: str
     there: bool
+    unlike: str = ""
+    """A variant that it must differ from to be evidence: with one head a shared gate is the head-specific one."""
 
     over_rates: ClassVar[bool] = False
 
@@ -114,6 +116,8 @@ class Sink:
             return None
         if blocked := _run_blocked(frame, self.variant):
             return Found(f"no test: {blocked}", False, math.nan, len(own))
+        if self.unlike and _alike(frame, self.variant, self.unlike):
+            return Found(f"no test: here it is {self.unlike} to the last bit", False, math.nan, len(own))
         found = paired_comparison(pd.Series(SINK_EXCESS, own.index), own, lower_is_better=True)
         text = f"share / floor {_interval(found, SINK_EXCESS)}, baseline's {number(float(base.mean()), 'ratio')}"
         return Found(text, (found.mean > 0) == self.there, found.p, found.n)
@@ -126,7 +130,7 @@ class Ranks:
     of: str
     over: str
     variants: tuple[str, ...] = ()
-    """Which; without any, every variant that has both numbers."""
+    """Which; without any, every variant that has both numbers. Of two with the same loss curves the first counts."""
 
     over_rates: ClassVar[bool] = False
 
@@ -140,7 +144,7 @@ class Ranks:
         base = _by_seed(frame, "baseline", "first_token_excess")
         if not len(base) or base.mean() < SINK_EXCESS:
             return None
-        names = self.variants or tuple(sorted(set(frame["variant"])))
+        names = _unlike_each_other(frame, self.variants or tuple(sorted(set(frame["variant"]))))
         means = [(_by_seed(frame, name, self.of).mean(), _by_seed(frame, name, self.over).mean()) for name in names]
         pairs = np.array([pair for pair in means if all(map(math.isfinite, pair))])
         if len(pairs) < MIN_RANKED:
@@ -167,7 +171,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Speed:
-    """Training keeps at least ``share`` of the baseline's tokens per second, on the same machine."""
+    """Training keeps at least ``share`` of the baseline's tokens per second, at seeds where both ran alike."""
 
     variant: str
     share: float
@@ -182,9 +186,12 @@ class Speed:
     def run(self, frame: pd.DataFrame) -> Found | None:
         """One-sample t test of the ratio at each seed against ``share``."""
         base, own = _by_seed(frame, "baseline", "tokens_per_s"), _by_seed(frame, self.variant, "tokens_per_s")
-        ratio = (own / base).dropna()
-        if not len(ratio):
+        both = (own / base).dropna()
+        if not len(both):
             return None
+        ratio = both[[seed for seed in both.index if _ran_alike(frame, "baseline", self.variant, seed)]]
+        if not len(ratio):
+            return Found("no test: other machines or settings than the baseline's", False, math.nan, 0)
         found = paired_comparison(pd.Series(self.share, ratio.index), ratio, lower_is_better=False)
         return Found(
             f"share of the baseline's speed {_interval(found, self.share, 'score')}", found.mean > 0, found.p, found.n
@@ -310,6 +317,31 @@ def _pair(frame: pd.DataFrame, than: str, variant: str, metric: str, minus: str 
 def _blocked(frame: pd.DataFrame, baseline: str, variant: str) -> str:
     flags = comparison_flags(frame[frame["variant"] == baseline], frame[frame["variant"] == variant], variant)
     return "; ".join(blocking_texts(flags))
+
+
+def _ran_alike(frame: pd.DataFrame, one: str, other: str, seed: int) -> bool:
+    """Whether the two runs at a seed had the same machine, device, threads, precision and compilation."""
+    base, own = (frame[(frame["variant"] == name) & (frame["seed"] == seed)].iloc[0] for name in (one, other))
+    return all(flag.code != "other_settings" for flag in pair_flags(base, own))
+
+
+def _curves(frame: pd.DataFrame, variant: str) -> dict[int, str]:
+    """The hash of the loss curve by seed."""
+    own = frame[(frame["variant"] == variant) & (frame["curve_hash"] != "")]
+    return {int(seed): str(curve) for seed, curve in zip(own["seed"], own["curve_hash"], strict=True)}
+
+
+def _alike(frame: pd.DataFrame, one: str, other: str) -> bool:
+    """Whether two variants computed the same losses at some seed: under this setting they are one model."""
+    return bool(_curves(frame, one).items() & _curves(frame, other).items())
+
+
+def _unlike_each_other(frame: pd.DataFrame, names: Sequence[str]) -> list[str]:
+    kept: list[str] = []
+    for name in names:
+        if not any(_alike(frame, name, other) for other in kept):
+            kept.append(name)
+    return kept
 
 
 def _run_blocked(frame: pd.DataFrame, variant: str) -> str:

@@ -43,7 +43,7 @@ Outcome = Literal["for", "against", "not resolved"]
 
 EL, HW = "g1_elementwise", "g1_headwise"
 GRID = ("table1", "factorial", "full_grid")
-SINKS = ("sinks", "table4")
+SINKS = ("sinks", "sinks_two_heads", "table4")
 FLOORS = (EL, *(f"{EL}_{word}" for word in ("floor0p1", "floor0p25", "ns_sigmoid", "floor0p75", "floor0p9")))
 
 
@@ -147,7 +147,7 @@ CLAIMS: tuple[Claim, ...] = (
         "first-token share 0.467 to 0.048; 0.297, 0.301 and 0.451", SINKS,
         (
             Sink(EL, there=False), Sink(HW, there=False), Sink("g2_elementwise", there=True),
-            Sink(f"{EL}_shared", there=True), Sink(f"{EL}_ns_sigmoid", there=True),
+            Sink(f"{EL}_shared", there=True, unlike=EL), Sink(f"{EL}_ns_sigmoid", there=True),
         ),
     ),
     Claim(

@@ -57,9 +57,9 @@ def max_array_size() -> int:
 
 def cancel(names: Iterable[str]) -> None:
     """Cancel this user's jobs of the given names. Raises UserError where SLURM refuses."""
-    listed = ",".join(names)
-    if listed and _ask("scancel", "-u", getpass.getuser(), "-n", listed) is None:
-        raise UserError("scancel failed: is this a machine from which jobs are submitted?")
+    for name in names:
+        if _ask("scancel", "-u", getpass.getuser(), "-n", name) is None:
+            raise UserError("scancel failed: is this a machine from which jobs are submitted?")
 
 
 def check_available() -> None:

@@ -31,8 +31,7 @@ class MetricsWriter(L.Callback):
     """Writes one line of `metrics.jsonl` per optimiser step, each step once, without a device sync per step.
 
     Losses and norms stay on the device and are read every `log_every` steps. The first non-finite loss ends training:
-    the run
-    has diverged, and its rows end at that step wherever the block boundaries were.
+    the run has diverged, and its rows end at that step wherever the block boundaries were.
     """
 
     def __init__(self, config: RunConfig, directory: RunDirectory) -> None:

@@ -16,8 +16,7 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, ob
     `decay`: weight matrices (experts and routers, too). `no_decay`: norms, biases (those of `kv_bias` and sink logits,
     too), λ vectors and, unless decay_embeddings, the embedding (and a tied output layer) and registers.
     `gates`: gate matrices, decayed like other matrices, at lr * gate_lr_multiplier. `gates_no_decay`: θ, gains and
-    biases
-    of gates, at the same rate.
+    biases of gates, at the same rate.
     """
     names = ("decay", "no_decay", "gates", "gates_no_decay")
     members: dict[str, list[nn.Parameter]] = {name: [] for name in names}

@@ -215,13 +215,13 @@ def test_three_variants_of_two_processes_leave_three_runs(cluster: SlurmCluster,
 
 
 def test_cancel_ends_the_jobs_and_the_same_line_goes_on(cluster: SlurmCluster, root: Path, study: str) -> None:
-    words = ("--on", "slurm", "--seeds", "1", "--set", "train.steps=3000")
+    words = ("--on", "slurm", "--seeds", "1", "--set", "train.steps=6000")
     process = sweep(study, *words, "--detach")
     assert "submitted" in ended(process) and process.returncode == 0
     first = RunDirectory(plan(load_study(study).changed(settings=words[-1:]))[0].directory)  # type: ignore[arg-type]
-    wait_for(lambda: at_step(first, 20), "the first run trains")
     again = sweep(study, *words, "--detach")
     assert " submitted;" not in ended(again)  # what is queued is not submitted twice
+    wait_for(lambda: at_step(first, 20), "the first run trains")
     subprocess.run([sys.executable, "-m", "gatebench", "cancel", study], check=True, capture_output=True)
     wait_for(lambda: not any(queued.active for queued in (queue() or {}).values()), "the queue is empty")
     time.sleep(12)  # none comes back

@@ -151,6 +151,8 @@ def test_a_block_adds_the_normed_and_clipped_outputs_of_both_sublayers() -> None
         ("g1_headwise+registers4+softmax1", "softmax1+registers4+g1_headwise"),
         ("exclusive+sandwich_norm+kv_heads_x2", "kv_heads_x2+sandwich_norm+exclusive"),
         ("clipped_softmax12", "clipped_softmax"),
+        ("clipped_softmax1234567", "clipped_softmax1234567"),
+        ("clip1000000", "clip1000000"),
         ("g1_headwise+clipped_softmax4", "clipped_softmax4+g1_headwise"),
     ],
 )

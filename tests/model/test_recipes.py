@@ -10,6 +10,7 @@ from gatebench import variants
 from gatebench.model.accounting import account
 from gatebench.model.transformer import Transformer
 from gatebench.recipes import make_run, recipe_names
+from gatebench.sweep.study import load_study
 
 
 @pytest.mark.parametrize("recipe", recipe_names())
@@ -48,6 +49,16 @@ def test_the_papers_learning_rates_and_schedule() -> None:
         assert (config.optim.lr, config.train.batch_size, config.data.seq_len) == (4e-3, 1024, 4096)
         assert config.optim.lr * config.optim.min_lr_ratio == pytest.approx(3e-5)
         assert (config.optim.schedule, config.optim.warmup_steps) == ("cosine", 1000)
+
+
+def test_the_studies_at_the_papers_size_decay_to_one_floor_and_read_the_papers_tokens() -> None:
+    tokens = {"400b": 400e9, "1t": 1e12, "3.5t": 3.5e12}
+    for study in ("table2_28l", "table2_48l"):
+        for config, cell in zip((loaded := load_study(study)).runs(), loaded.cells(), strict=True):
+            optim, train = config.optim, config.train
+            assert optim.lr * optim.min_lr_ratio == pytest.approx(3e-5, rel=2e-3), cell
+            read = train.steps * train.batch_size * config.data.seq_len
+            assert read == pytest.approx(tokens[cell.combination.label.split("-")[1]], rel=1e-3), cell
 
 
 @pytest.mark.parametrize("recipe", ["dense_60m", "dense_190m"])

@@ -66,10 +66,10 @@ def test_a_full_disk_when_the_weights_are_saved(tmp_path: Path, run_tiny: RunTin
             resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, hard))
             original(*args)  # type: ignore[arg-type]
 
-        from gatebench.training import run as run_module
+        from gatebench.training import sharding
 
-        original = run_module.save_model
-        patch.setattr(run_module, "save_model", save_model)
+        original = sharding.save_model
+        patch.setattr(sharding, "save_model", save_model)
         with pytest.raises(UserError, match=r"no space left to write \(the checkpoint of step 15 is safe\)"):
             try:
                 run_tiny(out)
