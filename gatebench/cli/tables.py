@@ -32,6 +32,7 @@ def tables(
     from gatebench.paths import project_root
     from gatebench.report import claims_table, study_report
     from gatebench.report.claims import from_results
+    from gatebench.report.compact import RUNS
     from gatebench.report.study_runs import collect
     from gatebench.sweep.study import load_study, study_names
 
@@ -41,6 +42,10 @@ def tables(
         runs = collect(load_study(name))
         if not len(runs.frame):
             empty.append(name)
+            if (runs.folder / RUNS).is_file():
+                print(
+                    f"{name}: no run in {runs.folder / RUNS} is of the study as it stands: left alone", file=sys.stderr
+                )
             continue
         print(f"{name}: {runs.frame['run'].nunique()} finished runs", file=sys.stderr)
         reports.append(study_report.write(runs, margin=margin))

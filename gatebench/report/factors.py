@@ -29,8 +29,9 @@ from rich.table import Table
 from rich.text import Text
 
 from gatebench.errors import UserError
-from gatebench.gatespec import GateSpec, parse_gate
+from gatebench.gatespec import GateSpec, factorial
 from gatebench.report.comparison import run_facts
+from gatebench.report.flags import UNTRAINED_SHARE
 from gatebench.report.rendering import markdown_table, without_nan, write_forms
 from gatebench.report.stats import ALPHA, holm
 from gatebench.report.style import PAGE_WIDTH, drawing, new_figure, save
@@ -85,7 +86,7 @@ class FactorAnalysis:
     n_runs: int
     n_variants: int
     n_left_out: int
-    """Runs that diverged and have no number."""
+    """Runs that diverged or are untrained."""
     residual_percent: float
     """Standard deviation of what the model leaves unexplained."""
     degrees: int
@@ -127,7 +128,7 @@ class FactorAnalysis:
 
     def legend(self) -> str:
         """What the numbers are of, in a paragraph."""
-        left_out = f" {self.n_left_out} diverged and are left out." if self.n_left_out else ""
+        left_out = f" {self.n_left_out} diverged or are untrained, and are left out." if self.n_left_out else ""
         return (
             f"Least squares on ln(Avg PPL) of {self.n_runs} runs of {self.n_variants} gates, seeds as blocks; "
             f"residual {self.residual_percent:.2f} % with {self.degrees} degrees of freedom, R² {self.r_squared:.3f}."
@@ -148,21 +149,26 @@ _COLUMNS = ("factor", "effect of", "change", "95 % interval", "Holm p")
 
 
 def factorial_gates(variants: Sequence[str]) -> dict[str, GateSpec]:
-    """The variants that are cells of the factorial: one sigmoid or SiLU gate computed from the hidden state."""
-    found = {}
-    for name in variants:
-        gate = parse_gate(name)
-        if gate is None or gate.name != name or gate.source != "hidden":
-            continue
-        if gate.mode in TWO_LEVELS["mode"] and gate.activation in TWO_LEVELS["activation"]:
-            found[name] = gate
-    return found
+    """The variants that are cells of the factorial: a gate with a temperature, a floor or another source is none."""
+    cells = {gate.name: gate for gate in factorial()}
+    return {name: cells[name] for name in variants if name in cells}
 
 
 def is_factorial(frame: pd.DataFrame) -> bool:
-    """Whether the finished runs hold enough of the factorial: every position, two levels of every other factor."""
-    done = frame[(frame["status"] == "done") & np.isfinite(frame["avg_ppl"])]
+    """Whether the finished runs determine every effect, and so hold every position and two levels of all else."""
+    gates, done = _usable(frame)
+    return _has_all_levels(gates) and _is_determined(_design(gates, done)[0])
+
+
+def _usable(frame: pd.DataFrame) -> tuple[dict[str, GateSpec], pd.DataFrame]:
+    """The gates of the factorial and their runs that trained to a number: neither diverged nor untrained."""
+    trained = ~(frame["final_train_loss"] > UNTRAINED_SHARE * np.log(frame["vocab_size"].clip(lower=2)))
+    done = frame[(frame["status"] == "done") & np.isfinite(frame["avg_ppl"]) & trained]
     gates = factorial_gates(sorted(set(done["variant"])))
+    return gates, done[done["variant"].isin(gates)]
+
+
+def _has_all_levels(gates: Mapping[str, GateSpec]) -> bool:
     codes = [_levels(gate) for gate in gates.values()]
     levels = [len({code[factor] for code in codes if code[factor]}) for factor in TWO_LEVELS]
     return (
@@ -170,29 +176,36 @@ def is_factorial(frame: pd.DataFrame) -> bool:
     )
 
 
+def _design(gates: Mapping[str, GateSpec], done: pd.DataFrame) -> tuple[Array, list[str], int]:
+    """(runs, numbers to fit), the names of its last columns, and how many stand before them: the mean and the seeds."""
+    codes = pd.DataFrame([_coded(gates[name]) for name in done["variant"]])
+    blocks = _seed_blocks(done["seed"].to_numpy())
+    return np.column_stack([np.ones(len(done)), blocks, codes.to_numpy()]), list(codes.columns), 1 + blocks.shape[1]
+
+
+def _is_determined(x: Array) -> bool:
+    return len(x) > x.shape[1] == np.linalg.matrix_rank(x)
+
+
 def analyse(frame: pd.DataFrame) -> FactorAnalysis:
     """Fit the model to the factorial gates in ``frame`` (``results.load``, one setting).
 
-    Raises :class:`UserError` where :func:`is_factorial` is false or the runs leave no degree of freedom.
+    Raises :class:`UserError` where :func:`is_factorial` is false.
     """
-    if not is_factorial(frame):
+    gates, done = _usable(frame)
+    if not _has_all_levels(gates):
         raise UserError(
-            f"factors: {len(factorial_gates(sorted(set(frame['variant']))))} gates of the factorial have runs; legal: "
-            f"{MIN_VARIANTS} or more, with G1 to G5 and both levels of {', '.join(TWO_LEVELS)} among them"
+            f"factors: {len(gates)} gates of the factorial have runs; legal: {MIN_VARIANTS} or more, with G1 to G5 and "
+            f"both levels of {', '.join(TWO_LEVELS)} among them"
         )
-    gates = factorial_gates(sorted(set(frame["variant"])))
-    runs = frame[frame["variant"].isin(gates)]
-    done = runs[(runs["status"] == "done") & np.isfinite(runs["avg_ppl"])]
-    design = pd.DataFrame([_coded(gates[name]) for name in done["variant"]])
-    blocks = _seed_blocks(done["seed"].to_numpy())
-    x = np.column_stack([np.ones(len(done)), blocks, design.to_numpy()])
+    x, columns, offset = _design(gates, done)
     y = 100 * np.log(done["avg_ppl"].to_numpy(dtype=float))
-    if np.linalg.matrix_rank(x) < x.shape[1] or len(y) <= x.shape[1]:
+    if not _is_determined(x):
         raise UserError(
-            f"factors: {len(y)} runs of {len(gates)} gates do not determine {x.shape[1]} numbers; run more of them"
+            f"factors: {len(y)} runs of {len(gates)} gates do not determine {x.shape[1]} numbers; legal: more of them"
         )
     fit = sm.OLS(y, x).fit()
-    contrasts = _contrasts(list(design.columns), offset=1 + blocks.shape[1], width=x.shape[1])
+    contrasts = _contrasts(columns, offset, width=x.shape[1])
     test = fit.t_test(np.array([weights for *_, weights in contrasts]))
     interval = test.conf_int(ALPHA)
     adjusted = holm([float(p) for p in test.pvalue])
@@ -214,7 +227,7 @@ def analyse(frame: pd.DataFrame) -> FactorAnalysis:
         facts=run_facts(done, done.iloc[:0]),
         n_runs=len(done),
         n_variants=done["variant"].nunique(),
-        n_left_out=len(runs) - len(done),
+        n_left_out=int(frame["variant"].isin(factorial_gates(sorted(set(frame["variant"])))).sum()) - len(done),
         residual_percent=math.sqrt(float(fit.mse_resid)),
         degrees=int(fit.df_resid),
         r_squared=float(fit.rsquared),

@@ -97,6 +97,7 @@ def render(report: StudyReport, claims: Sequence[ClaimResult]) -> str:
         ],
         pictures=_pictures(runs.folder),
         runs=_runs_grid(runs.frame),
+        n_rows=len(runs.frame),
         config=to_yaml(_config(study, study.variant_names()[0], 0)),
         differences=list(_differences(study)),
         environment=_environment(runs.frame),

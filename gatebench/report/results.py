@@ -188,7 +188,7 @@ def _run_directories(source: str | Path | Iterable[str | Path]) -> Iterator[Path
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """Every folder with a summary.json, without looking inside run directories."""
+    """Every folder with a summary.json, without looking inside run directories and hidden folders (submissions)."""
     pending = [str(root)]
     while pending:
         folder = pending.pop()
@@ -198,7 +198,8 @@ def _walk(root: Path) -> Iterator[Path]:
         if "summary.json" in names:
             yield Path(folder)
         elif "metrics.jsonl" not in names:
-            pending.extend(entry.path for entry in inside if entry.is_dir(follow_symlinks=False))
+            below = (entry for entry in inside if not entry.name.startswith("."))
+            pending.extend(entry.path for entry in below if entry.is_dir(follow_symlinks=False))
 
 
 def _read(directories: Sequence[Path]) -> pd.DataFrame:

@@ -150,7 +150,9 @@ def write_setting(
             compared = comparison.compare(frame, baseline, names[1:], labels, margin=margin)
             files += compared.write(out / "tables" / folder)
         numbers = [number for number in study.tables if one or not tables.with_settings(number)]
-        made = [tables.make(number, frame, baseline, names[1:], labels, compared) for number in numbers]
+        for number in numbers:
+            rows = _beside_the_papers(study, frame) if tables.with_settings(number) else frame.assign(setting="")
+            made.append(tables.make(number, rows, baseline, names[1:], labels, compared))
         files += [path for table in made for path in table.write(out / "tables" / folder)]
     if factors.is_factorial(frame):
         analysis = factors.analyse(frame)
@@ -205,9 +207,18 @@ def _across_settings(study: Study, parts: Sequence[tuple[Combination, pd.DataFra
 def _tables_across(study: Study, parts: Sequence[tuple[Combination, pd.DataFrame]]) -> list[PaperTable]:
     """The paper's tables that show all settings of a study."""
     numbers = [number for number in study.tables if tables.with_settings(number)]
-    together = pd.concat([frame for _, frame in parts], ignore_index=True)
+    together = _beside_the_papers(study, pd.concat([frame for _, frame in parts], ignore_index=True))
     names = [name for name in study.variant_names() if name in set(together["variant"])]
     if not names or names[0] != study.variant_names()[0]:
         return []
     labels = {name: registry.get(name).label for name in names}
     return [tables.make(number, together, names[0], names[1:], labels) for number in numbers]
+
+
+def _beside_the_papers(study: Study, frame: pd.DataFrame) -> pd.DataFrame:
+    """The runs with their settings as the study names them, which may be the paper's names.
+
+    What the command line adds to a label is left out: it is the same for all, and the header of a table states it.
+    """
+    asked = study.fixed.label
+    return frame.assign(setting=[label.removesuffix(asked).strip() for label in frame["setting"]])

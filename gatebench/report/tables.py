@@ -90,11 +90,11 @@ def make(
         first = twice.iloc[0]
         raise UserError(f"table {table}: several runs of {first['variant']} at seed {first['seed']}; legal: one")
     form = FORMS[table]
+    facts = _facts(runs, baseline)
+    notes = tuple(run_notes(runs, baseline, names, compared)) if runs["setting"].nunique() == 1 else ()
     runs = form.prepared(runs)
     columns = form.columns(runs)
     rows = _rows(table, form, runs, names, labels or {}, columns, compared)
-    facts = _facts(runs, baseline)
-    notes = tuple(run_notes(runs, baseline, names, compared)) if runs["setting"].nunique() == 1 else ()
     if table != 4:
         return PaperTable(table, form.title, facts, baseline, tuple(columns), tuple(rows), notes=notes)
     score, m_act, share = (
@@ -256,7 +256,9 @@ def _facts(runs: pd.DataFrame, baseline: str) -> dict[str, object]:
     facts = run_facts(runs, base)
     if runs["setting"].nunique() > 1:
         sizes = sorted({int(size) for size in base["n_params"]})
-        facts |= {"overrides": "", "n_params": sizes[0] if len(sizes) == 1 else sizes}
+        words = [text.split() for text in runs["overrides"].unique()]
+        common = " ".join(word for word in words[0] if all(word in others for others in words))
+        facts |= {"overrides": common, "n_params": sizes[0] if len(sizes) == 1 else sizes}
     return facts
 
 

@@ -174,6 +174,9 @@ def test_settings_of_the_command_line_write_beside_the_study_and_not_over_it(
     assert "tables/train.steps=500/table4.md" in after and "figures/train.steps=500/loss_curves.png" in after
     assert trainer.started[-1].overrides == ("train.steps=500",)
     assert trainer.started[-1].name == "g1_headwise seed 1 train.steps=500"
+    rows = after["tables/train.steps=500/table4.md"].decode().splitlines()
+    (baseline,) = (line for line in rows if line.startswith("| Baseline"))
+    assert "0.1550" in baseline.replace("0.155 ", "0.1550 ") and "0.467" in baseline  # ours beside the paper's
 
 
 def test_a_grid_shares_one_pool_and_has_a_table_a_combination(root: Path, call: Call, trainer: Trainer) -> None:

@@ -105,6 +105,37 @@ def test_every_verdict_of_the_claim_about_sinks(excess: dict[str, float], expect
     assert judge(claim("C8"), {"sinks": runs}).verdict == expected
 
 
+def test_a_shared_gate_that_is_the_specific_one_says_nothing_about_sharing() -> None:
+    alike = {**SINKS, "g1_elementwise_shared": 1.1}  # the sink lab has one head
+
+    def changes(name: str, seed: int) -> dict[str, Any]:
+        twin = {"curve_hash": f"one{seed}"} if name in ("g1_elementwise", "g1_elementwise_shared") else {}
+        return sinks(alike)(name, seed) | twin
+
+    one_head = frame(dict.fromkeys(alike, 150.0), changes=changes)
+    result = judge(claim("C8"), {"sinks": one_head})
+    assert result.verdict == "not resolvable"
+    (shared,) = (e for e in result.evidence if e.test.startswith("g1_elementwise_shared"))
+    assert shared.text == "no test: here it is g1_elementwise to the last bit"
+    assert judge(claim("C8"), {"sinks": frame(dict.fromkeys(alike, 150.0), changes=sinks(alike))}).verdict == (
+        "contradicted"
+    )
+    two_heads = frame(dict.fromkeys(SINKS, 150.0), changes=sinks(SINKS))
+    assert judge(claim("C8"), {"sinks": one_head, "sinks_two_heads": two_heads}).verdict == "supported"
+
+
+def test_two_names_of_one_model_are_one_row_of_a_rank() -> None:
+    gate = {"g1_headwise": 0.1, "g1_elementwise": 0.2, "g1_elementwise_shared": 0.2, "g2_headwise": 0.4}
+    excess = {"baseline": 8.0, **{name: 1 + 6 * score for name, score in gate.items()}}
+
+    def changes(name: str, seed: int) -> dict[str, Any]:
+        twin = {"curve_hash": f"one{seed}"} if "elementwise" in name else {}
+        return sinks(excess)(name, seed) | {"gate_mean": gate.get(name)} | twin
+
+    found = Ranks("gate_mean", "first_token_share").run(frame(dict.fromkeys(excess, 150.0), changes=changes))
+    assert found is not None and found.n == 3
+
+
 def test_the_rank_of_six_variants_is_resolved_and_that_of_three_is_not() -> None:
     gate = {f"g1_elementwise_floor0p{n}": n / 10 for n in range(1, 7)}
     excess = {"baseline": 8.0, **{name: 1 + 6 * score for name, score in gate.items()}}
@@ -180,6 +211,10 @@ def test_equivalence_and_speed() -> None:
         and found.p < 0.001
         and found.text.startswith("share of the baseline's speed 0.950")
     )
+    elsewhere = Speed("g1_headwise", 0.98).run(
+        slow.assign(machine=["faster" if name == "baseline" else "slower" for name in slow["variant"]])
+    )
+    assert elsewhere is not None and math.isnan(elsewhere.p) and elsewhere.text.startswith("no test: other machines")
 
 
 def test_a_change_between_conditions_is_a_difference_of_differences() -> None:

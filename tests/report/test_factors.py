@@ -81,6 +81,26 @@ def test_a_diverged_gate_is_left_out_and_said(tmp_path: Path) -> None:
     assert found.n_left_out == 3 and "3 diverged" in found.to_markdown()
 
 
+def test_a_gate_with_a_temperature_is_no_cell_of_the_factorial() -> None:
+    names = ["baseline", "g1_headwise", "g1_headwise_temp2", "g1_headwise_floor0p1", "g1_headwise_from_key"]
+    assert list(factors.factorial_gates(names)) == ["g1_headwise"]
+
+
+def test_an_untrained_gate_is_left_out() -> None:
+    frame = grid()
+    frame.loc[frame["variant"] == "g3_headwise", "final_train_loss"] = 0.99 * math.log(4096)
+    assert factors.analyse(frame).n_left_out == 3
+
+
+def test_a_grid_half_finished_has_no_analysis_yet() -> None:
+    frame = grid()
+    one_of_g5 = frame[~frame["variant"].str.startswith("g5_") | (frame["variant"] == "g5_elementwise")]
+    assert not factors.is_factorial(one_of_g5)  # mode at G5 was not run
+    with pytest.raises(UserError, match="runs of 65 gates do not determine 33 numbers"):
+        factors.analyse(one_of_g5)
+    assert factors.is_factorial(frame)
+
+
 def test_pure_noise_resolves_next_to_nothing() -> None:
     rng = np.random.default_rng(1)
     rows = [summary(g.name, s, 150 * math.exp(rng.normal(0, 0.01))) for g in factorial() for s in range(3)]
