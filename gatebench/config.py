@@ -377,6 +377,8 @@ def one_line(error: ValidationError, model: type[BaseModel]) -> str:
     if first["type"] == "extra_forbidden":
         section = _section(model, location[:-1])
         return f"key '{key}' is unknown; {nearest(location[-1], section.model_fields)}"
+    if first["type"] == "missing":
+        return f"key '{key}' is missing, and has no default"
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
         return message

@@ -136,7 +136,7 @@ class GateSpec:
         }
         for key, (holds, numbers) in ranges.items():
             if not holds:
-                raise UserError(f"GateSpec.{key}={getattr(self, key):g}: legal: {numbers}")
+                raise UserError(f"{self.name}: {key}={getattr(self, key):g}; legal: {numbers}")
         self._check_combination()
 
     def _check_combination(self) -> None:

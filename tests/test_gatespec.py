@@ -150,11 +150,11 @@ def test_a_bias_starts_where_the_sigmoid_is_what_the_word_says(bias: float, temp
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("g1_elementwise_floor1", ["GateSpec.floor=1", "0 or more and less than 1"]),
-        ("g1_elementwise_temp0", ["GateSpec.temperature=0", "a positive number"]),
-        ("g1_elementwise_first0", ["GateSpec.first=0", "1 or more"]),
-        ("g1_elementwise_rank0", ["GateSpec.rank=0", "1 or more"]),
-        ("g1_elementwise_bias1", ["GateSpec.bias=1", "between 0 and 1"]),
+        ("g1_elementwise_floor1", ["g1_elementwise_floor1: floor=1; legal: 0 or more and less than 1"]),
+        ("g1_elementwise_temp0", ["g1_elementwise_temp0: temperature=0; legal: a positive number"]),
+        ("g1_elementwise_first0", ["g1_elementwise_first0: first=0; legal: 1 or more"]),
+        ("g1_elementwise_rank0", ["g1_elementwise_rank0: rank=0; legal: 1 or more"]),
+        ("g1_elementwise_bias1", ["g1_elementwise_bias1: bias=1; legal: between 0 and 1"]),
         ("g2_headwise_from_query", ["g2_headwise_from_query", "a head at G2 has no query", "from_query at g1, g4"]),
         ("g2_headwise_from_output", ["a head at G2 has no output", "legal: from_output at g1"]),
         ("g4_headwise_from_output", ["legal: from_output at g1"]),

@@ -176,8 +176,10 @@ def _lines(study: Study, runs: Sequence[PlannedRun], estimate: _Estimate) -> Ite
     )
     if not all(map(estimate.fits, estimate.costs)):
         states = max(cost.memory.total - cost.memory.activations for cost in estimate.costs)
+        sharded = all(run.config.train.strategy == "fsdp" for run in runs)
+        more = ", of which it takes more: train.devices, train.num_nodes" if sharded else ""
         way_out = (
-            f"{_bytes(states)} of it is no activations; train.strategy=fsdp shares most of that between devices"
+            f"{_bytes(states)} of it is no activations; train.strategy=fsdp shares most of that between devices{more}"
             if states > (device.memory or 0)
             else "a smaller train.micro_batch_size, or train.recompute=true"
         )

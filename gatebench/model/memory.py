@@ -9,11 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gatebench.config import ModelConfig, RunConfig
+from gatebench.design import NULL_KEY_PADDING, Design
 from gatebench.model.accounting import Accounting, gate_site, layer_params
 from gatebench.variants import Variant, get
 
 LOGITS_AT_ONCE = 1 << 20
 """Of the loss, on a CPU; 64 times as many on a GPU (`model/loss.py`)."""
+
+KEPT_MAPS = {"sigmoid": 2, "forgetting": 2, "clipped_softmax": 4, "softpick": 5}
+"""fp32 maps (T x T for each head) that a kernel without a fused form keeps for its backward pass, rounded up."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ def memory(config: RunConfig, costs: Accounting, *, bf16: bool, gpu: bool) -> Me
     world = config.train.devices * config.train.num_nodes
     sharded = world > 1 and config.train.strategy == "fsdp"
     own = -(-costs.n_params // world) if sharded else costs.n_params
-    whole = costs.n_params - (model.n_layers - 2) * layer_params(model, variant) if sharded else 0
+    whole = costs.n_params - max(0, model.n_layers - 2) * layer_params(model, variant) if sharded else 0
     buckets = costs.n_params if world > 1 and not sharded else 0
     layer = layer_activations(model, variant, config.data.seq_len, bf16=bf16)
     kept = 4 * model.d_model * model.n_layers + layer if config.train.recompute else model.n_layers * layer
@@ -72,7 +76,7 @@ def layer_activations(model: ModelConfig, variant: Variant, seq_len: int, *, bf1
     With a bytes an element: each norm of width w keeps its fp32 input and output (8 w); in bf16 every matrix keeps a
     copy of its input of its own, in fp32 those that read one tensor share it; attention keeps rotated queries and keys,
     values and its output; the FFN keeps four tensors of its inner width. A gate adds its scores and its output, switch
-    heads every expert's output, a kernel without a fused form its T x T maps.
+    heads every expert's output, a design what `_design` says; registers are tokens, too.
     """
     a = 2 if bf16 else 4
     c, q, kv = model.d_model, model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
@@ -85,11 +89,27 @@ def layer_activations(model: ModelConfig, variant: Variant, seq_len: int, *, bf1
         width = site.n_heads * site.width
         scores = 0 if gate.source in ("self", "constant") else gate.score_width(site.n_heads, site.width)
         kept += 8 * width if gate.activation == "rmsnorm" else a * (width + scores)
+        kept += a * c * (gate.source == "previous")
     if heads is not None:
         kept += a * len(heads.tensors) * heads.n_experts * (kv + model.n_kv_heads)
-    if variant.design.eager:
-        kept += 3 * 4 * model.n_heads * seq_len
-    return kept + _ffn(model, a, bf16)
+    length = seq_len + variant.design.registers
+    kept += _design(model, variant.design, a, length) + _ffn(model, a, bf16)
+    return kept * length // seq_len
+
+
+def _design(model: ModelConfig, design: Design, a: int, length: int) -> int:
+    """Bytes a token: maps that no fused kernel computes, a null key's copies, a second SDPA, clamps' inputs."""
+    q, kv = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
+    kept = 4 * KEPT_MAPS.get(design.kernel, 0) * model.n_heads * length
+    if design.kernel in ("softmax1", "sink_logits", "kv_bias"):
+        kept += a * q
+    if design.kernel == "sink_logits":
+        kept += 2 * a * NULL_KEY_PADDING * (model.n_heads + model.n_kv_heads)
+    if design.kernel == "differential":
+        kept += a * (2 * q + kv) + 8 * q  # both halves of V twice, and a norm
+    if design.output_clip is not None:
+        kept += 2 * a * model.d_model
+    return kept + 2 * a * q * design.exclusive
 
 
 def _ffn(model: ModelConfig, a: int, bf16: bool) -> int:

@@ -150,7 +150,8 @@ def compare(
     by_seed = {name: runs[runs["variant"] == name].set_index("seed", drop=False) for name in (baseline, *variants)}
     metrics = table_metrics(runs)
     flags = {name: tuple(comparison_flags(by_seed[baseline], by_seed[name], name)) for name in variants}
-    rows = {name: [_row(metric, by_seed[baseline], by_seed[name], alpha) for metric in metrics] for name in variants}
+    base = {metric: _usable(by_seed[baseline], metric.column) for metric in metrics}
+    rows = {name: [_row(metric, base[metric], by_seed[name], alpha) for metric in metrics] for name in variants}
     judged = _judged(rows, flags)
     facts = run_facts(runs, by_seed[baseline])
     found = []
@@ -245,8 +246,9 @@ def _checked(frame: pd.DataFrame, baseline: str, variants: Sequence[str]) -> pd.
     return runs
 
 
-def _row(metric: Metric, baseline: pd.DataFrame, variant: pd.DataFrame, alpha: float) -> MetricRow:
-    ours, theirs = _usable(variant, metric.column), _usable(baseline, metric.column)
+def _row(metric: Metric, theirs: pd.Series, variant: pd.DataFrame, alpha: float) -> MetricRow:
+    """``theirs`` is the baseline's metric by seed."""
+    ours = _usable(variant, metric.column)
     comparison = paired_comparison(theirs, ours, lower_is_better=metric.lower_is_better, alpha=alpha)
     paired = comparison.n > 0
     return MetricRow(

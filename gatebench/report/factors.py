@@ -184,7 +184,8 @@ def _design(gates: Mapping[str, GateSpec], done: pd.DataFrame) -> tuple[Array, l
 
 
 def _is_determined(x: Array) -> bool:
-    return len(x) > x.shape[1] == np.linalg.matrix_rank(x)
+    runs, numbers = x.shape
+    return bool(runs > numbers and np.linalg.matrix_rank(x) == numbers)
 
 
 def analyse(frame: pd.DataFrame) -> FactorAnalysis:

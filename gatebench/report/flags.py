@@ -140,11 +140,11 @@ def seed_text(seeds: Sequence[int]) -> str:
 def _repeated_curves(runs: pd.DataFrame) -> list[Flag]:
     """Seeds of one variant with one loss curve: the seed reached nothing, so they are no independent samples."""
     found = []
-    for _, same in runs[runs["curve_hash"] != ""].groupby("curve_hash", sort=True):
-        if len(same) > 1:
-            name = str(same["variant"].iloc[0])
-            seeds = tuple(int(seed) for seed in same["seed"])
-            found.append(Flag("repeated_curve", True, f"{name} has one loss curve at several seeds", name, seeds))
+    repeated = runs[(runs["curve_hash"] != "") & runs["curve_hash"].duplicated(keep=False)]
+    for _, same in repeated.groupby("curve_hash", sort=True):
+        name = str(same["variant"].iloc[0])
+        seeds = tuple(int(seed) for seed in same["seed"])
+        found.append(Flag("repeated_curve", True, f"{name} has one loss curve at several seeds", name, seeds))
     return found
 
 

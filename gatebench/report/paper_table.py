@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,7 +43,7 @@ class Estimate:
         """Number of seeds."""
         return len(self.by_seed)
 
-    @property
+    @cached_property
     def mean(self) -> float:
         """Over the seeds; NaN without any."""
         return float(np.mean(list(self.by_seed.values()))) if self.by_seed else math.nan

@@ -240,10 +240,10 @@ def seeds_to_resolve(comparison: Comparison, limit: int = 1000) -> int | None:
     """
     if not comparison.sd > 0 or comparison.mean == 0:
         return None
-    for n in range(2, limit + 1):
-        if _least_resolved(comparison.alpha / comparison.n_tests, comparison.sd, n) < abs(comparison.mean):
-            return n
-    return None
+    n = np.arange(2, limit + 1)
+    level = 1 - comparison.alpha / comparison.n_tests / 2
+    enough = scipy_stats.t.ppf(level, n - 1) * comparison.sd / np.sqrt(n) < abs(comparison.mean)
+    return int(n[enough.argmax()]) if enough.any() else None
 
 
 def _least_resolved(alpha: float, sd: float, n: int) -> float:

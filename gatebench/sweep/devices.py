@@ -53,6 +53,6 @@ def find_device(name: str | None, flops_a_run: float) -> Device:
     """Return the device of that name, or the one that suits runs of that size. Raises UserError for an unknown name."""
     if name is None:
         return DEVICES["cpu_core" if flops_a_run < LAPTOP_FLOPS else "h100"]
-    if name not in DEVICES:
-        raise UserError(f"--device {name}: unknown; {nearest(name, DEVICES)} (legal: {', '.join(DEVICES)})")
-    return DEVICES[name]
+    if name.lower() not in DEVICES:
+        raise UserError(f"--device {name}: unknown; {nearest(name.lower(), DEVICES)} (legal: {', '.join(DEVICES)})")
+    return DEVICES[name.lower()]

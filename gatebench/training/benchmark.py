@@ -90,7 +90,7 @@ def dense_counterpart(config: RunConfig) -> RunConfig:
 
 
 def gatebench_contender(config: RunConfig, *, compiled: bool, label: str = "") -> Contender:
-    """Return our training module under Lightning, metrics kept as in a run, which writes them every `log_every` steps."""
+    """Return our training module under Lightning, with metrics as in a run: written every `train.log_every` steps."""
     quieten_lightning()
     device = hardware.resolve_accelerator(config.train.accelerator)
     precision = hardware.resolve_precision(config.train.precision, device)

@@ -131,13 +131,13 @@ def test_show_under_parameter_matching_tells_ffn_and_residual() -> None:
     # 28 x (2048 x 2048 - 683 x 3 x 2048) = -57,344: a third of an FFN unit is missing
     assert facts["parameters"]["added"] == -57_344
     assert "param_match=ffn leaves a residual of -57,344 parameters (an FFN unit is 172,032)" in facts["notes"]
+    assert "ffn_dim 6144 -> 5461" in call("show", "g1_elementwise", *words).stdout
 
 
 def test_show_under_parameter_matching_counts_a_unit_in_every_expert() -> None:
     facts = json_of("show", "kv_heads_x2", "--recipe", "moe_tiny", "--set", "param_match=ffn")
     # 4 x (16,384 - 32 experts x 3 x 128)
     assert "param_match=ffn leaves a residual of +16,384 parameters (an FFN unit is 49,152)" in facts["notes"]
-    assert "ffn_dim 6144 -> 5461" in call("show", "g1_elementwise", *words).stdout
 
 
 def test_show_tells_what_a_design_does_and_costs() -> None:

@@ -296,6 +296,11 @@ def test_bad_settings_are_one_line(override: str, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_a_mixture_needs_its_sizes() -> None:
+    with pytest.raises(UserError, match=r"^recipe 'quick': key 'model.moe.top_k' is missing, and has no default$"):
+        make_run("quick", "baseline", 0, ["model.moe.n_experts=8", "model.moe.expert_dim=88"])
+
+
 def test_the_inner_size_of_an_expert_is_the_ffn_dim() -> None:
     assert make_run("moe_tiny", "baseline").model.ffn_dim == 88
     assert make_run("moe_tiny", "baseline", 0, ["model.moe.expert_dim=40"]).model.ffn_dim == 40

@@ -80,7 +80,7 @@ def test_table_7_is_our_recipes_beside_the_papers_shapes() -> None:
 
 def test_table_5_says_what_its_runs_lack_and_what_was_changed() -> None:
     runs = [("baseline", 0), ("baseline", 1), ("g1_elementwise", 0)]
-    rows = [summary(name, seed, 150.0, overrides=["train.steps=500"]) for name, seed in runs]
+    rows = [summary(name, seed, 150.0, overrides="train.steps=500") for name, seed in runs]
     table = tables.make(5, results.as_frame(rows), "baseline", ["g1_elementwise"])
     assert table.notes == ("g1_elementwise has no run at seed 1",)
     assert "with train.steps=500" in to_markdown(table)
@@ -88,7 +88,7 @@ def test_table_5_says_what_its_runs_lack_and_what_was_changed() -> None:
 
 def test_settings_in_common_stand_in_the_header_of_a_table_over_several() -> None:
     rows = [
-        summary(name, 0, 150.0, setting=setting, overrides=["train.steps=500", f"optim.lr={lr}"])
+        summary(name, 0, 150.0, setting=setting, overrides=f"train.steps=500 optim.lr={lr}")
         for setting, lr in (("low", "1e-3"), ("high", "1e-2"))
         for name in ("baseline", "g1_elementwise")
     ]

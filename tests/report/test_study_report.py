@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import zlib
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -42,7 +43,7 @@ seeds: 2
 overrides: {grid: {optim.lr: [1e-3, 3e-3]}}
 tables: [2]
 """,
-    "waiting": "recipe: sink_lab\nvariants: [g1_headwise]\noverrides: {set: [train.steps=77]}\n",
+    "waiting": "recipe: sink_lab\nvariants: [g1_headwise]\noverrides: {set: [train.steps=777]}\n",
 }
 SHIFT = {"g1_elementwise": -0.8, "g1_headwise": -0.7}
 KEEPS_ITS_SINK = ("baseline", "g2_elementwise", "g1_elementwise_shared", "g1_elementwise_ns_sigmoid")
@@ -50,7 +51,8 @@ KEEPS_ITS_SINK = ("baseline", "g2_elementwise", "g1_elementwise_shared", "g1_ele
 
 def avg_ppl(run: PlannedRun) -> float:
     seed, name = run.config.seed, run.config.variant
-    return 10 + 0.3 * seed + SHIFT.get(name, 0.0) + 0.01 * ((len(name) + 2 * seed) % 3)
+    noise = zlib.crc32(f"{name}/{seed}".encode()) % 100 / 100
+    return 10 + 0.3 * seed + SHIFT.get(name, 0.0) + 0.02 * noise
 
 
 def sink(run: PlannedRun) -> dict[str, Any]:
@@ -212,7 +214,7 @@ def test_the_page_stands_alone_and_begins_with_the_verdict(root: Path) -> None:
     headings = re.findall(r"<h2>(.*?)</h2>", text)
     assert headings[0] == "Verdict" and {"Runs", "Configuration", "Environment", "Figures"} <= set(headings)
     assert "g1_elementwise is better than baseline" in text
-    assert len(text) < 2 * 1024**2
+    assert len(text) < 3 * 1024**2
     assert "optim.lr: 0.001 -&gt; 0.003" in (root / "results" / "table2" / "report.html").read_text(encoding="utf-8")
 
 
