@@ -152,6 +152,8 @@ def test_no_more_than_the_slots_run_at_once(job: MakeJob, monkeypatch: pytest.Mo
 def test_a_signal_stops_the_runs_that_are_going(
     job: MakeJob, number: signal.Signals, ends_as: type[BaseException]
 ) -> None:
+    # As at a terminal: a test run in the background of a script (`make test &`) begins with SIGINT ignored.
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
     before = signal.getsignal(signal.SIGTERM)
     jobs = [job("wait", seed) for seed in range(3)]
 
@@ -166,8 +168,11 @@ def test_a_signal_stops_the_runs_that_are_going(
         os.kill(os.getpid(), number)
 
     threading.Thread(target=press, daemon=True).start()
-    with pytest.raises(ends_as):
-        run_all(jobs, Slots(2, 1), console()[0])
+    try:
+        with pytest.raises(ends_as):
+            run_all(jobs, Slots(2, 1), console()[0])
+    finally:
+        signal.signal(signal.SIGINT, inherited)
     assert signal.getsignal(signal.SIGTERM) is before
     pids = [int((job.directory / "pid").read_text(encoding="utf-8")) for job in jobs[:2]]
     assert not any(pid_alive(pid) for pid in pids)
