@@ -1,8 +1,11 @@
 """Grouped matrix products: rows sorted by group, each group times a matrix of its own, in one operation.
 
 `torch.nn.functional.grouped_mm` does the work, on CPUs and on CUDA. It stands behind operators of our own because it
-wants rows of 16-byte multiples, its shape function refuses fp32 under torch.compile, and torch's FLOP counter and
-autocast pass it by. Letters: R rows, G groups, I input width, O output width.
+wants rows of 16-byte multiples, its shape function refuses fp32 under torch.compile, torch's FLOP counter and autocast
+pass it by, and oneDNN, which multiplies bf16 on CPUs, builds a kernel for every number of rows that it has not seen:
+there, groups are padded to multiples of `BLOCK` rows, so that few numbers occur.
+
+Letters: R rows, G groups, I input width, O output width.
 """
 
 from __future__ import annotations
@@ -14,6 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+BLOCK = 64
+"""Rows to whose multiples a group is padded, in bf16 on a CPU."""
+
 
 @torch.library.custom_op("gatebench::grouped_mm", mutates_args=())
 def grouped_mm(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
@@ -24,6 +30,9 @@ def grouped_mm(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     """
     width = matrices.shape[2]
     rows, matrices = _aligned(rows), _aligned(_aligned(matrices, dim=1), dim=2)
+    if _wants_blocks(rows):
+        places, ends = _blocks(len(rows), ends)
+        return F.grouped_mm(_placed(rows, places, ends), matrices, offs=ends)[places, :width]
     return F.grouped_mm(rows, matrices, offs=ends)[:, :width].contiguous()
 
 
@@ -34,8 +43,32 @@ def grouped_outer(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
     `left` (R, I) and `right` (R, O), sorted by group; `ends` (G,) int32.
     """
     shape = left.shape[1], right.shape[1]
-    product = F.grouped_mm(_aligned(left).T, _aligned(right), offs=ends)
+    left, right = _aligned(left), _aligned(right)
+    if _wants_blocks(left):
+        places, ends = _blocks(len(left), ends)
+        left, right = _placed(left, places, ends), _placed(right, places, ends)
+    product = F.grouped_mm(left.T, right, offs=ends)
     return product[:, : shape[0], : shape[1]].contiguous()
+
+
+def _wants_blocks(rows: Tensor) -> bool:
+    return rows.device.type == "cpu" and rows.dtype == torch.bfloat16
+
+
+def _blocks(n_rows: int, ends: Tensor) -> tuple[Tensor, Tensor]:
+    """Return where each of the rows goes when groups are padded to multiples of BLOCK (R,), and the new ends (G,)."""
+    counts = ends.diff(prepend=ends.new_zeros(1))
+    padded = (-(-counts // BLOCK) * BLOCK).cumsum(0, dtype=torch.int32)
+    shifts = F.pad(padded[:-1] - ends[:-1], (1, 0))  # (G,)
+    rows = torch.arange(n_rows, dtype=torch.int32)
+    return (rows + shifts[torch.searchsorted(ends, rows, right=True)]).long(), padded
+
+
+def _placed(rows: Tensor, places: Tensor, ends: Tensor) -> Tensor:
+    """Return the rows at their places, and zeros between."""
+    out = rows.new_zeros(int(ends[-1]), rows.shape[1])
+    out[places] = rows
+    return out
 
 
 def _aligned(matrix: Tensor, dim: int = 1) -> Tensor:

@@ -316,3 +316,23 @@ def test_runs_without_experts_are_the_runs_that_they_were() -> None:
         make_run("moe_tiny", "baseline").fingerprint
         != make_run("moe_tiny", "baseline", 0, ["model.moe.lbl_scope=running"]).fingerprint
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_grouped_products_are_those_of_each_group_whatever_its_size(dtype: torch.dtype) -> None:
+    # In bf16 on a CPU groups are padded to 64 rows: none, one, one block but one, a block, a block and one.
+    counts = [0, 1, 63, 64, 65]
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(sum(counts), 24, generator=generator, dtype=dtype, requires_grad=True)
+    matrices = torch.randn(len(counts), 24, 20, generator=generator, dtype=dtype, requires_grad=True)
+    ends = torch.tensor(counts).cumsum(0).to(torch.int32)
+    upstream = torch.randn(sum(counts), 20, generator=generator, dtype=dtype)
+    ours = grouped_mm(rows, matrices, ends)
+    direct = torch.cat([part @ matrix for part, matrix in zip(rows.split(counts), matrices, strict=True)])
+    torch.testing.assert_close(ours, direct)
+    for got, expected in zip(
+        torch.autograd.grad(ours, (rows, matrices), upstream),
+        torch.autograd.grad(direct, (rows, matrices), upstream),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, expected)
