@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gatebench.report.study_report import SettingReport, StudyReport
 
 TEMPLATE = "page.html.j2"
-MAX_INLINED = 2_500_000
+MAX_INLINED = 1_400_000
 """Bytes of figures inside the page; further ones are linked, so that the page stays small enough to commit."""
 MAX_RUNS_SHOWN = 2_000
 
