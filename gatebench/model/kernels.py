@@ -10,6 +10,7 @@ Letters: B batch, T queries, S keys (T plus what is cached), H query heads, K KV
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
@@ -65,7 +66,7 @@ def attention_map(q: Tensor, k: Tensor) -> Tensor:
     return masked_scores(q, k).softmax(dim=-1)
 
 
-class Kernel(nn.Module):
+class Kernel(nn.Module, ABC):
     """Base of every kernel; by itself it computes the output through the explicit map, at B H T S numbers of memory.
 
     Arguments throughout: q (B, H, T, D), k and v (B, K, S, D), and `decay` (B, H, S), which `Forgetting` alone reads:
@@ -85,9 +86,9 @@ class Kernel(nn.Module):
         """Return (B, H, T) in fp32 for the attention input `x` (B, T, C), summed from its first token on; or None."""
         return None
 
+    @abstractmethod
     def map(self, q: Tensor, k: Tensor, decay: Tensor | None = None) -> Tensor:
         """Return the weights that multiply the values, (B, H, T, S) in fp32."""
-        raise NotImplementedError
 
     def shares(self, q: Tensor, k: Tensor, decay: Tensor | None = None) -> Tensor:
         """Return which share of its attention a query pays each key, (B, H, T, S) in fp32.
@@ -133,9 +134,9 @@ class NullKey(Kernel):
     rounded to the dtype of the other keys.
     """
 
+    @abstractmethod
     def null_scores(self, q: Tensor) -> Tensor:
         """Return the score of the null key, something that broadcasts to (B, H, T, 1), in fp32."""
-        raise NotImplementedError
 
     def map(self, q: Tensor, k: Tensor, decay: Tensor | None = None) -> Tensor:
         """Return the weights of the tokens' keys; a row sums to less than one by the null key's share."""
