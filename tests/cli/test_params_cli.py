@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
-from typer.testing import CliRunner, Result
 
-from gatebench.cli import app
-from gatebench.errors import UserError
 from gatebench.model import build
 from gatebench.report.params_table import millions
+from tests.cli.commands import Command
 
-
-def call(*words: str) -> Result:
-    return CliRunner().invoke(app, ["params", *words], env={"COLUMNS": "160"})
-
-
-def json_of(*words: str) -> Any:
-    result = call(*words, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
-def refusal(*words: str) -> str:
-    result = call(*words)
-    assert isinstance(result.exception, UserError), result.output
-    return str(result.exception)
+call = Command("params")
+json_of, refusal = call.json, call.refusal
 
 
 def test_table_1_at_the_papers_size_to_its_printed_digits() -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from gatebench.cli import app
-from gatebench.errors import UserError
+from tests.cli.commands import Command
 
 
 @pytest.fixture(autouse=True)
@@ -18,20 +14,8 @@ def no_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GATEBENCH_RUNS", str(tmp_path / "runs"))
 
 
-def call(*words: str) -> Result:
-    return CliRunner().invoke(app, ["plan", *words], env={"COLUMNS": "160"})
-
-
-def json_of(*words: str) -> Any:
-    result = call(*words, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
-def refusal(*words: str) -> str:
-    result = call(*words)
-    assert isinstance(result.exception, UserError), result.output
-    return str(result.exception)
+call = Command("plan")
+json_of, refusal = call.json, call.refusal
 
 
 def test_a_small_study_is_estimated_for_a_core() -> None:

@@ -9,22 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
 
-from gatebench.cli import app
 from gatebench.errors import UserError
 from gatebench.evaluation.evaluate import evaluate
 from gatebench.report import intervention_table, probe_figures, probe_files
 from gatebench.sweep.plan import plan
 from gatebench.sweep.study import load_study
 from gatebench.training.run import run as train
+from tests.cli.commands import Command
 from tests.training.tiny_run import RunTiny, reference, run_tiny, tiny_corpus, tiny_recipe
 
 __all__ = ["reference", "run_tiny", "tiny_corpus", "tiny_recipe"]
 
 
-def probe(*words: object) -> Result:
-    return CliRunner().invoke(app, ["probe", *map(str, words)], env={"COLUMNS": "160"})
+probe = Command("probe")
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +39,9 @@ def content(path: Path) -> Any:
 
 
 def refusal(*words: object) -> str:
-    error = probe(*words).exception
-    assert isinstance(error, UserError), error
-    assert "\n" not in str(error)
-    return str(error)
+    message = probe.refusal(*words)
+    assert "\n" not in message
+    return message
 
 
 def test_the_probes_of_a_run_are_those_that_it_ended_with(runs: dict[str, Path]) -> None:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gatebench.cli import main
 from gatebench.recipes import make_run
 from gatebench.sweep.plan import plan
 from gatebench.sweep.study import load_study
 from gatebench.sweep.submissions import new_submission
 from gatebench.training.attempt import new_attempt
 from gatebench.training.rundir import RunDirectory
+from tests.cli.commands import Call
 from tests.training.tiny_run import tiny_corpus, tiny_recipe
 
 __all__ = ["tiny_corpus", "tiny_recipe"]
-
-Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -49,20 +45,6 @@ def runs(root: Path) -> list[RunDirectory]:
             else:
                 attempt.record_failure(end, f"ended: {end}")  # type: ignore[arg-type]
     return directories
-
-
-@pytest.fixture
-def call(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    def called(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["gatebench", *words])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        output = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, output.out, output.err
-
-    return called
 
 
 def test_status_counts_all_and_shows_what_needs_a_look(call: Call, runs: list[RunDirectory]) -> None:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gatebench import paths
-from gatebench.cli import main
 from gatebench.report.folders import folder_name
 from gatebench.sweep import launch
 from gatebench.sweep.launch import Job
+from tests.cli.commands import Call
 from tests.report.synthetic_runs import diverged, summary, uniform_floor, write_run
-
-Call = Callable[..., tuple[int, str, str]]
 
 STUDY = """
 description: What a test asks
@@ -93,22 +90,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("GATEBENCH_RUNS", str(tmp_path / "results" / "runs"))
     monkeypatch.setenv("COLUMNS", "140")
     return tmp_path
-
-
-@pytest.fixture
-def call(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """call(*words): exit status, standard output and standard error of `gatebench words`."""
-
-    def called(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["gatebench", *words])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        output = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, output.out, output.err
-
-    return called
 
 
 def contents(folder: Path) -> dict[str, bytes]:

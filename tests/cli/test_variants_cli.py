@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from gatebench import variants
-from gatebench.cli import app
-from gatebench.errors import UserError
 from gatebench.paths import project_root
+from tests.cli.commands import Command
 
-
-def call(*words: str) -> Result:
-    return CliRunner().invoke(app, words, env={"COLUMNS": "200"})
-
-
-def json_of(*words: str) -> Any:
-    """Return what the command prints with --json; standard output must hold that alone."""
-    result = call(*words, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
-def refusal(*words: str) -> str:
-    result = call(*words)
-    assert isinstance(result.exception, UserError), result.output
-    return str(result.exception)
+call = Command(columns=200)
+json_of, refusal = call.json, call.refusal
 
 
 # --- list
