@@ -184,8 +184,7 @@ def _lines(study: Study, runs: Sequence[PlannedRun], estimate: _Estimate) -> Ite
             else "a smaller train.micro_batch_size, or train.recompute=true"
         )
         yield f"! more than the {_bytes(device.memory or 0)} of {device.name}: {way_out}"
-    if dearer := {line for run in runs for line in get(run.config.variant).design.costs}:
-        yield from sorted(dearer)
+    yield from sorted({line for run in runs for line in get(run.config.variant).design.costs})
     for name, reason in study.skipped().items():
         yield f"left out: {name} ({reason})"
 

@@ -75,10 +75,9 @@ def sweep(
     from gatebench.report.claims import from_results
     from gatebench.report.study_runs import collect
 
-    as_it_stands = seeds is None and recipe is None and not settings
-    report = study_report.write(collect(loaded, runs), commit=as_it_stands)
+    report = study_report.write(collect(loaded, runs), commit=loaded.as_declared)
     files = list(report.files)
-    if as_it_stands:
+    if loaded.as_declared:
         files.append(study_report.write_page(report, from_results()))
     if as_json:
         content: dict[str, Any] = {"study": loaded.name, "combinations": [s.to_dict() for s in report.settings]}

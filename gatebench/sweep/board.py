@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 from gatebench.sweep.job import Job, State
+from gatebench.training.rundir import seconds_left
 
 _STATES: tuple[State, ...] = ("done", "diverged", "running", "waiting", "failed")
 _SHOWN: dict[State, int] = {"failed": 8, "running": 32, "done": 4, "diverged": 4, "waiting": 4}
@@ -107,6 +108,6 @@ def _progress(job: Job) -> tuple[str, str, str, str]:
     if row is None:
         return f"0/{steps}", "-", "-", "-"
     loss = "-" if row["loss"] is None else f"{row['loss']:.3f}"
-    seconds = (steps - row["step"]) * row["tokens"] / row["step"] / max(row["tokens_per_s"], 1e-9)
+    seconds = seconds_left(row, steps)
     left = "-" if job.state != "running" else "evaluating" if seconds == 0 else f"{seconds:.0f} s"
     return f"{row['step']}/{steps}", loss, f"{row['tokens_per_s']:,.0f}", left

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gatebench.config import RunConfig
-from gatebench.training.attempt import Attempt, current_attempt, read_json
-from gatebench.training.rundir import RunDirectory
+from gatebench.training.attempt import Attempt, current_attempt
+from gatebench.training.rundir import RunDirectory, read_json
 
 State = Literal["waiting", "running", "done", "diverged", "failed"]
 RETRIES = 2
@@ -77,10 +77,10 @@ class Job:
 
     def finish(self) -> bool:
         """Set the state of a run that has its result; return whether it has."""
-        if not self.done:
+        result = self.files.result()
+        if result is None:
             return False
-        diverged = (read_json(self.files.summary) or {}).get("status") == "diverged"
-        self.state = "diverged" if diverged else "done"
+        self.state = result
         return True
 
     def ended_outside(self) -> bool:

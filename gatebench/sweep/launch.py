@@ -22,7 +22,7 @@ from rich.console import Console
 from gatebench.errors import UserError
 from gatebench.sweep.board import Board
 from gatebench.sweep.job import RETRIES, Job
-from gatebench.training.attempt import read_json
+from gatebench.training.rundir import read_json
 
 LAUNCHER = "GATEBENCH_LAUNCHER"
 """Environment variable that tells a run which process started it."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from gatebench.config import DataConfig, RunConfig
 from gatebench.data.reading import open_data
@@ -16,7 +15,7 @@ from gatebench.model.memory import Memory, memory
 from gatebench.paths import runs_dir
 from gatebench.sweep.devices import DEVICES, Device
 from gatebench.sweep.study import Combination, Study
-from gatebench.training.rundir import RunDirectory
+from gatebench.training.rundir import RunDirectory, read_json
 
 Status = Literal["done", "diverged", "begun", "missing"]
 """begun: the directory holds a run that is going on or was stopped; the files do not tell which."""
@@ -114,8 +113,10 @@ def costs_of(runs: Sequence[PlannedRun], device: Device = DEVICES["h100"]) -> li
 
 def train_seconds(runs: Iterable[PlannedRun]) -> list[float]:
     """Return how long each finished run trained."""
-    finished = [run.directory for run in runs if run.finished and run.directory is not None]
-    return [float(_summary(directory).get("train_wall_s") or 0.0) for directory in finished]
+    directories = [run.directory for run in runs if run.finished and run.directory is not None]
+    # a summary that cannot be read counts nothing here; loading it for a table says so
+    summaries = [read_json(RunDirectory(directory).summary) or {} for directory in directories]
+    return [float(summary.get("train_wall_s") or 0.0) for summary in summaries]
 
 
 def measured(runs: Sequence[PlannedRun], costs: Sequence[Cost]) -> Measured | None:
@@ -141,14 +142,4 @@ def _status(directory: Path | None) -> Status:
     if directory is None:
         return "missing"
     files = RunDirectory(directory)
-    if not files.is_done():
-        return "begun" if files.config.is_file() else "missing"
-    return "diverged" if _summary(directory).get("status") == "diverged" else "done"
-
-
-def _summary(directory: Path) -> dict[str, Any]:
-    """Return a run's summary; nothing of one that cannot be read, which loading it for a table will say."""
-    try:
-        return RunDirectory(directory).read_summary()
-    except json.JSONDecodeError:
-        return {}
+    return files.result() or ("begun" if files.config.is_file() else "missing")

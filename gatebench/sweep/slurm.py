@@ -25,7 +25,7 @@ from gatebench.sweep.profiles import ClusterProfile
 from gatebench.sweep.slurm_job import TrainInJob
 from gatebench.sweep.study import Study
 from gatebench.sweep.submissions import Submission, new_submission, only_sweep_here, submissions
-from gatebench.training.attempt import read_json
+from gatebench.training.rundir import read_json
 
 Place = tuple[str, int]
 """Name of a job array, and the index in it."""

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from gatebench.sweep.launch import LAUNCHER
 from gatebench.sweep.squeue import job_state
-from gatebench.training.attempt import current_attempt, read_json
-from gatebench.training.rundir import RunDirectory
+from gatebench.training.attempt import current_attempt
+from gatebench.training.rundir import RunDirectory, read_json
 
 STOP_PATIENCE_S = 30.0
 """How long a run that is told to stop may take over its current step."""

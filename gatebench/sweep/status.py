@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from gatebench.sweep.plan import PlannedRun
-from gatebench.training.attempt import current_attempt, read_json
-from gatebench.training.rundir import RunDirectory
+from gatebench.training.attempt import current_attempt
+from gatebench.training.rundir import RunDirectory, read_json, seconds_left
 
 Standing = Literal["done", "diverged", "running", "stale", "failed", "missing"]
 STANDINGS: tuple[Standing, ...] = ("done", "diverged", "running", "stale", "failed", "missing")
@@ -46,8 +46,8 @@ def run_status(directory: Path | None, steps: int) -> RunStatus:
     if directory is None:
         return RunStatus("missing")
     files = RunDirectory(directory)
-    if files.is_done():
-        return RunStatus("diverged" if (read_json(files.summary) or {}).get("status") == "diverged" else "done")
+    if (result := files.result()) is not None:
+        return RunStatus(result)
     attempt = current_attempt(files)
     if attempt is None:
         return RunStatus("stale" if files.metrics.is_file() else "missing")
@@ -64,7 +64,7 @@ def run_status(directory: Path | None, steps: int) -> RunStatus:
         heartbeat_age_s=attempt.age(),
         step=row["step"] if row else None,
         loss=row["loss"] if row else None,
-        left_s=(steps - row["step"]) * row["tokens"] / row["step"] / max(row["tokens_per_s"], 1e-9) if row else None,
+        left_s=seconds_left(row, steps) if row else None,
     )
 
 

@@ -103,6 +103,7 @@ class Study(Section):
     _name: str = PrivateAttr("")
     _settings: tuple[str, ...] = PrivateAttr(())
     _recipe_word: str = PrivateAttr("")
+    _seeds_word: str = PrivateAttr("")
     _skipped: dict[str, str] | None = PrivateAttr(None)
 
     @model_validator(mode="before")
@@ -140,10 +141,12 @@ class Study(Section):
     ) -> Study:
         """Return the study on the seeds 0 .. n_seeds - 1, at another recipe, with more settings applied last.
 
-        Another recipe and the settings (`section.key=value`) are part of every combination's label.
+        Another recipe, the settings (`section.key=value`) and other seeds are part of every combination's label.
         """
-        study = self.model_copy(update={} if n_seeds is None else {"seeds": list(range(n_seeds))})
+        study = self.model_copy()
         study._settings, study._skipped = (*self._settings, *settings), None
+        if n_seeds is not None and list(range(n_seeds)) != self.seeds:
+            study.seeds, study._seeds_word = list(range(n_seeds)), f"seeds={n_seeds}"
         if recipe is not None and recipe != self.recipe:
             study.recipe, study._recipe_word = recipe, f"recipe={Path(recipe).stem}"
         return study
@@ -192,7 +195,12 @@ class Study(Section):
     @property
     def _asked(self) -> tuple[str, ...]:
         """What the command line asks for, in words."""
-        return (*filter(None, (self._recipe_word,)), *self._settings)
+        return tuple(filter(None, (self._recipe_word, *self._settings, self._seeds_word)))
+
+    @property
+    def as_declared(self) -> bool:
+        """Whether it is what its file says: the command line asks for nothing else."""
+        return not self._asked
 
     def combinations(self) -> list[Combination]:
         """Return every named setting with every combination of the grid, the last key changing fastest.

@@ -21,8 +21,7 @@ from pathlib import Path
 from gatebench.errors import UserError
 from gatebench.paths import runs_dir
 from gatebench.sweep.study import Study
-from gatebench.training.attempt import read_json
-from gatebench.training.rundir import write_json
+from gatebench.training.rundir import read_json, write_json
 
 FOLDER = ".sweeps"
 

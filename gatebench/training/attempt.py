@@ -8,7 +8,6 @@ nowhere. The files of the attempt that ends the run replace the links, `summary.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gatebench.errors import UserError
-from gatebench.training.rundir import RunDirectory, write_json
+from gatebench.training.rundir import RunDirectory, read_json, write_json
 
 ATTEMPTS = "attempts"
 CURRENT = "current"
@@ -181,15 +180,6 @@ def settle(run: RunDirectory) -> None:
     if run.summary.is_file():
         (run.path / CURRENT).unlink(missing_ok=True)
         shutil.rmtree(run.path / ATTEMPTS, ignore_errors=True)
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the object in a small file; None where it is missing or not readable."""
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content
 
 
 def _make(run: RunDirectory) -> Attempt:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import DataLoader
 
+from gatebench import variants
 from gatebench.config import RunConfig
 from gatebench.errors import UserError
 from gatebench.model.build import build_run_model
@@ -82,11 +83,19 @@ class _Stopwatch(L.Callback):
 
 
 def dense_counterpart(config: RunConfig) -> RunConfig:
-    """Return a recipe with experts made dense, with the FFN width that a token goes through: top_k * expert_dim."""
+    """Return a recipe with experts made dense, with the FFN width that a token goes through: top_k * expert_dim.
+
+    What a variant changes about experts (experts_plus4) has no dense form and no part in that width: it is left out.
+    """
     moe = config.model.moe
     assert moe is not None
-    width = moe.top_k * moe.expert_dim
-    return config.model_copy(update={"model": config.model.model_copy(update={"moe": None, "ffn_dim": width})})
+    dense = config.model.model_copy(update={"moe": None, "ffn_dim": moe.top_k * moe.expert_dim})
+    parts = [
+        part
+        for part in config.variant.split("+")
+        if not any(key.startswith("moe.") for key in variants.get(part).ratios)
+    ]
+    return config.model_copy(update={"model": dense, "variant": "+".join(parts) or "baseline"})
 
 
 def gatebench_contender(config: RunConfig, *, compiled: bool, label: str = "") -> Contender:

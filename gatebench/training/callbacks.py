@@ -23,7 +23,7 @@ from gatebench.training.attempt import Attempt
 from gatebench.training.module import LanguageModel
 from gatebench.training.optim import lr_factor
 from gatebench.training.router_metrics import RouterMetrics
-from gatebench.training.rundir import RunDirectory, RunLog
+from gatebench.training.rundir import RunDirectory, RunLog, seconds_left
 from gatebench.training.sharding import save_weights
 
 
@@ -78,7 +78,7 @@ class MetricsWriter(L.Callback):
         losses = torch.stack([loss.float() for _, loss, _, _ in self._pending])
         losses = trainer.strategy.reduce(losses, reduce_op="mean")
         norms = torch.stack([norm.float() for _, _, norm, _ in self._pending])
-        values = torch.stack((losses, norms)).tolist()  # the one sync of a dense model
+        values = torch.stack((losses, norms)).tolist()  # the one sync of a dense model; with experts a second
         router = self._router.read(len(self._pending))
         now = time.perf_counter()
         tokens_per_step = self.config.train.batch_size * self.config.data.seq_len
@@ -238,8 +238,8 @@ class TrainingProgress(L.Callback):
         tenth = 10 * row["step"] // self.steps
         if tenth != self._last_tenth:
             self._last_tenth = tenth
-            left = (self.steps - row["step"]) * row["tokens"] / row["step"] / max(row["tokens_per_s"], 1e-9)
-            text = f"{self.name}: step {row['step']}/{self.steps}  loss {loss}  {rate} tokens/s  {left:.0f} s left"
+            left = f"{seconds_left(row, self.steps):.0f} s left"
+            text = f"{self.name}: step {row['step']}/{self.steps}  loss {loss}  {rate} tokens/s  {left}"
             self.run_log(text, show=self._bar is None)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

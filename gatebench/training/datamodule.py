@@ -1,8 +1,7 @@
 """Feeds training windows to Lightning, starting wherever the run stands.
 
 Lightning never has to fast-forward or repeat anything: the loader asks the trainer for its step and begins there, and
-what a
-step reads is a pure function of (data seed, step).
+what a step reads is a pure function of (data seed, step).
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ class MicroBatches(IterableDataset[dict[str, Any]]):
     """The micro-batches of one rank, from optimiser step `start` on, without end.
 
     Each is `{"ids": (micro_batch_size, seq_len + 1) int64, "crc": int}`; in rank 0 `crc` is the CRC-32 of all ranks'
-    ids since the
-    step's first micro-batch, so the last one of a step identifies its batch however many devices and micro-batches
-    share it. Where the load-balancing loss of an MoE counts ahead, the first one of a step has `step_ids`, too: all of
-    this rank's sequences of the step, (accumulate * micro_batch_size, seq_len + 1).
+    ids since the step's first micro-batch, so the last one of a step identifies its batch however many devices and
+    micro-batches share it. Where the load-balancing loss of an MoE counts ahead, the first one of a step has
+    `step_ids`, too: all of this rank's sequences of the step, (accumulate * micro_batch_size, seq_len + 1).
     """
 
     def __init__(self, windows: Windows, config: RunConfig, start: int, rank: int, world_size: int) -> None:

@@ -77,8 +77,7 @@ def compile_blocks(model: Transformer, example: torch.Tensor, device: str, preci
     """Compile every block of `model` in place; return None, or why it fell back to eager.
 
     `example` is one micro-batch of ids (B, T) on the model's device. A forward and backward pass through the model is
-    made
-    at once, so that a missing compiler is found here and not in the middle of a run.
+    made at once, so that a missing compiler is found here and not in the middle of a run.
     """
     blocks = list(model.blocks)
     for block in blocks:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import io
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 from gatebench.config import RunConfig
 from gatebench.errors import UserError
@@ -16,15 +17,17 @@ Listener = Callable[[list[dict[str, Any]]], None]
 
 def write_csv(directory: RunDirectory) -> None:
     """Write `metrics.csv` from `metrics.jsonl`: the same rows, each step once."""
-    import io
-
     rows = directory.metrics_rows()
     if rows:
         text = io.StringIO()
-        writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+        writer = _writer(text, rows)
         writer.writeheader()
         writer.writerows(rows)
         write_atomic(directory.path / "metrics.csv", text.getvalue())
+
+
+def _writer(file: TextIO, rows: list[dict[str, Any]]) -> csv.DictWriter[str]:
+    return csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
 
 
 def check(config: RunConfig) -> None:
@@ -40,7 +43,18 @@ def listeners(config: RunConfig, directory: RunDirectory, start_step: int) -> li
 
 
 def _csv(config: RunConfig, directory: RunDirectory, start_step: int) -> Listener:
-    return lambda rows: write_csv(directory)
+    begun = False
+
+    def append(rows: list[dict[str, Any]]) -> None:
+        nonlocal begun
+        if not begun:  # all that an earlier attempt has, too
+            write_csv(directory)
+            begun = True
+            return
+        with open(directory.path / "metrics.csv", "a", encoding="utf-8", newline="") as file:
+            _writer(file, rows).writerows(rows)
+
+    return append
 
 
 def _tensorboard(config: RunConfig, directory: RunDirectory, start_step: int) -> Listener:

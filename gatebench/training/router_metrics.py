@@ -43,10 +43,10 @@ class RouterMetrics:
             return [{} for _ in range(n_steps)]
         counts = sum_over_processes(torch.stack(self._counts))  # (S, L, E)
         n_processes = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-        means = (sum_over_processes(torch.stack(self._means)) / n_processes).tolist()
-        max_load = counts.amax(-1) * counts.shape[-1] / counts.sum(-1)  # (S, L)
-        loads = max_load.mean(-1).tolist()
-        dead = (counts == 0).sum((-1, -2)).tolist()
+        means = sum_over_processes(torch.stack(self._means)) / n_processes  # (S, 3)
+        max_load = (counts.amax(-1) * counts.shape[-1] / counts.sum(-1)).mean(-1, keepdim=True)  # (S, 1)
+        dead = (counts == 0).sum((-1, -2)).unsqueeze(-1)  # (S, 1)
+        rows = torch.cat((means, max_load, dead), dim=-1).tolist()  # the one sync
         self._counts.clear()
         self._means.clear()
         return [
@@ -55,7 +55,7 @@ class RouterMetrics:
                 "z_loss": z_loss if math.isfinite(z_loss) else None,
                 "router_entropy": entropy if math.isfinite(entropy) else None,
                 "max_load": load,
-                "dead_experts": n_dead,
+                "dead_experts": int(n_dead),
             }
-            for (lbl, z_loss, entropy), load, n_dead in zip(means, loads, dead, strict=True)
+            for lbl, z_loss, entropy, load, n_dead in rows
         ]

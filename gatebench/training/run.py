@@ -225,7 +225,8 @@ def _train(
         except NonFiniteLoss:
             diverged = config.train.steps
     summary = run_summary(config, corpus, costs, directory, diverged, started) | metrics
-    loggers.write_csv(directory) if "csv" in config.train.loggers else None
+    if "csv" in config.train.loggers:
+        loggers.write_csv(directory)
     directory.publish(summary)
     return summary
 

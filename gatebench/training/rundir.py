@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gatebench import recipes
 from gatebench.config import RunConfig, differences
@@ -54,6 +54,12 @@ class RunDirectory:
     def is_done(self) -> bool:
         """Return whether the run is finished (diverged counts)."""
         return self.summary.is_file()
+
+    def result(self) -> Literal["done", "diverged"] | None:
+        """Return how a finished run ended; None for one that is not."""
+        if not self.is_done():
+            return None
+        return "diverged" if (read_json(self.summary) or {}).get("status") == "diverged" else "done"
 
     def read_summary(self) -> dict[str, Any]:
         """Return `summary.json`."""
@@ -216,6 +222,21 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Write `content` as indented JSON, atomically. NaN and infinities are refused."""
     write_atomic(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the object in a small file; None where it is missing or not readable."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content
+
+
+def seconds_left(row: dict[str, Any], steps: int) -> float:
+    """Return the training time left after a metrics row, of a run of `steps` steps, at that row's speed."""
+    tokens_per_step = row["tokens"] / row["step"]
+    return float((steps - row["step"]) * tokens_per_step / max(row["tokens_per_s"], 1e-9))
 
 
 def is_disk_full(error: BaseException) -> bool:

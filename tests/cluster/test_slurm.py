@@ -24,8 +24,8 @@ from gatebench.sweep.profiles import load_profile
 from gatebench.sweep.squeue import queue
 from gatebench.sweep.study import Study, load_study
 from gatebench.sweep.submissions import submissions
-from gatebench.training.attempt import current_attempt, read_json
-from gatebench.training.rundir import RunDirectory
+from gatebench.training.attempt import current_attempt
+from gatebench.training.rundir import RunDirectory, read_json
 from tests.cluster.slurm_cluster import SlurmCluster
 from tests.training.tiny_run import assert_same_result, reproducible_rows
 

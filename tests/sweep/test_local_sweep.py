@@ -19,8 +19,8 @@ from gatebench.sweep.launch import Slots, local_slots
 from gatebench.sweep.plan import plan
 from gatebench.sweep.study import load_study
 from gatebench.sweep.submissions import only_sweep_here, stop_sweeps_here
-from gatebench.training.attempt import current_attempt, read_json
-from gatebench.training.rundir import RunDirectory
+from gatebench.training.attempt import current_attempt
+from gatebench.training.rundir import RunDirectory, read_json
 from tests.training.tiny_run import assert_same_result, pid_alive
 
 STUDY = """

@@ -179,8 +179,15 @@ def test_changes_of_the_command_line_apply_last_and_leave_the_study_alone(tmp_pa
     study = load_study(write(tmp_path, text))
     changed = study.changed(n_seeds=1, settings=["optim.lr=2e-3"])
     assert changed.name == "mine" and changed.seeds == [0] and {run.optim.lr for run in changed.runs()} == {0.002}
-    assert changed.combinations()[0] == (("optim.lr=1e-3", "optim.lr=2e-3"), "optim.lr=2e-3")
+    assert changed.combinations()[0] == (("optim.lr=1e-3", "optim.lr=2e-3"), "optim.lr=2e-3 seeds=1")
     assert study.seeds == [0, 1, 2] and {run.optim.lr for run in study.runs()} == {0.001}
+
+
+@pytest.mark.parametrize(("n_seeds", "label"), [(None, ""), (3, ""), (1, "seeds=1"), (5, "seeds=5")])
+def test_other_seeds_than_the_studys_are_part_of_the_label(n_seeds: int | None, label: str) -> None:
+    changed = load_study("table4").changed(n_seeds=n_seeds)
+    assert changed.combinations() == [((), label)] and changed.seeds == list(range(n_seeds or 3))
+    assert changed.as_declared == (not label)
 
 
 def test_runs_equal_those_that_train_makes_one_by_one() -> None:
@@ -334,7 +341,7 @@ def test_another_recipe_is_part_of_the_label_and_changes_what_is_skipped() -> No
     study = load_study("table1")
     other = study.changed(recipe="moe_tiny", settings=["train.steps=60"], n_seeds=1)
     assert other.skipped() == {} and "experts_plus4" in other.variant_names()
-    assert other.combinations()[0] == (("train.steps=60",), "recipe=moe_tiny train.steps=60")
+    assert other.combinations()[0] == (("train.steps=60",), "recipe=moe_tiny train.steps=60 seeds=1")
     assert {(run.recipe, run.train.steps) for run in other.runs()} == {("moe_tiny", 60)}
     assert (study.recipe, study.combinations()[0].label) == ("quick", "")
     assert study.changed(recipe="quick").combinations()[0].label == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ from gatebench.model.accounting import account
 from gatebench.model.build import build_run_model
 from gatebench.model.moe import take_routings
 from gatebench.recipes import make_run
+from gatebench.training import run as run_module
 from gatebench.training.benchmark import dense_counterpart
+from gatebench.training.callbacks import MetricsWriter
 from gatebench.training.datamodule import MicroBatches
 from gatebench.training.hardware import compile_blocks
 from gatebench.training.module import LanguageModel, RouterStatistics
@@ -163,6 +166,33 @@ def test_a_run_records_its_routers_and_its_loss_stays_the_cross_entropy(tmp_path
     assert other[-1]["loss"] != rows[-1]["loss"]
 
 
+def test_between_two_readings_of_the_metrics_nothing_waits_for_the_device(
+    tmp_path: Path, run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses and router columns are read once each per `log_every` steps, and nothing else is."""
+    reads: list[int] = []
+
+    class Watched(MetricsWriter):
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            super().on_train_batch_end(trainer, *args)
+            reads.append(n_reads[0])
+
+    def counting(original: Any) -> Any:
+        def counted(tensor: Tensor, *args: Any) -> Any:
+            n_reads[0] += 1
+            return original(tensor, *args)
+
+        return counted
+
+    n_reads = [0]
+    for name in ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__"):
+        monkeypatch.setattr(Tensor, name, counting(getattr(Tensor, name)))
+    monkeypatch.setattr(run_module, "MetricsWriter", Watched)
+    run_tiny(tmp_path / "run", *MOE, "train.micro_batch_size=4", "train.log_every=5", "train.checkpoint_every=20")
+    by_step = [reads[i] - reads[1] for i in range(1, 40, 2)]  # two micro-batches a step
+    assert by_step == [0] * 4 + [2] * 5 + [4] * 5 + [6] * 5 + [8]
+
+
 def test_router_columns_by_hand() -> None:
     """Two steps of two micro-batches, two layers of four experts: loads of 6, 2, 0, 0 and 2, 2, 2, 2; then all even."""
     metrics = RouterMetrics()
@@ -295,3 +325,13 @@ def test_the_dense_counterpart_in_a_benchmark_does_the_work_of_the_active_expert
     dense = dense_counterpart(make_run("moe_tiny", "baseline"))
     assert (dense.model.moe, dense.model.ffn_dim) == (None, 352)
     assert account(dense).n_params == account(make_run("quick", "baseline")).n_params
+
+
+@pytest.mark.parametrize(
+    ("variant", "dense"),
+    [("experts_plus4", "baseline"), ("experts_plus4+g1_headwise", "g1_headwise"), ("kv_heads_x2", "kv_heads_x2")],
+)
+def test_more_experts_have_no_part_in_the_dense_counterpart(variant: str, dense: str) -> None:
+    counterpart = dense_counterpart(make_run("moe_tiny", variant))
+    assert counterpart.variant == dense
+    assert account(counterpart).n_params == account(make_run("quick", dense)).n_params
