@@ -174,7 +174,7 @@ class GateSpec:
         if self.source == "constant" and self.activation == "relu":
             raise UserError(
                 f"{self.name}: θ starts at 0, where ReLU has no gradient, so the gate would never move; "
-                "legal with input_independent: sigmoid, silu, ns_sigmoid, identity, tanh"
+                "legal with input_independent: sigmoid, silu, ns_sigmoid, identity, tanh, hard"
             )
 
     @property
@@ -249,6 +249,11 @@ class GateSpec:
         if self.granularity == "headwise":
             return f"{rows}{1 if self.shared else heads}"
         return f"{rows}dk" if self.shared else f"{rows}{heads} x dk"
+
+    @property
+    def closed_at_zero(self) -> bool:
+        """Whether the gate multiplies by 0 where its logits are 0."""
+        return self.mode == "multiplicative" and self.activation != "sigmoid"
 
     @property
     def initial_bias(self) -> float:

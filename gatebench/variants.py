@@ -43,6 +43,20 @@ class Variant:
     def __hash__(self) -> int:
         return hash(self.name)
 
+    def held_closed(self, *, zero_matrices: bool) -> tuple[GateSpec, ...]:
+        """Return gates that start at 0 and multiply one another, so that training moves none of them; () without such.
+
+        θ starts at 0; matrices do under model.gate_init_std=0 (`zero_matrices`). A gate that adds passes gradient on, and
+        the k' and v' of `kv_bias` pass G3 and G2 by.
+        """
+        series = (("g1", "g2", "g5"), ("g3", "g4"))
+        for positions in series if self.design.kernel != "kv_bias" else (("g1", "g5"), ("g2",), ("g3",), ("g4",)):
+            gates = [gate for gate in self.gates if gate.position in positions]
+            zero = [g for g in gates if g.closed_at_zero and (g.source == "constant" or zero_matrices)]
+            if len(zero) > 1 and not any(gate.mode == "additive" for gate in gates):
+                return tuple(zero)
+        return ()
+
     def at(self, position: str) -> tuple[GateSpec, ...]:
         """Return the gates that sit at `position`, in the order in which they act."""
         return tuple(gate for gate in self.gates if gate.position == position)

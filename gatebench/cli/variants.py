@@ -147,6 +147,9 @@ def _notes(variant: Variant, config: RunConfig, costs: Accounting, matched: bool
             notes.append(f"{gate.name}: gate_init_std=0 gives ReLU a zero gradient; the gate will never move")
         if gate.activation == "hard" and model.gate_init_std == 0:
             notes.append(f"{gate.name}: gate_init_std=0 starts with every gate closed")
+    if held := variant.held_closed(zero_matrices=model.gate_init_std == 0):
+        names = " and ".join(gate.name for gate in held)
+        notes.append(f"{names}: start at 0 and multiply one another, so that no gradient ever moves them")
     notes += variant.design.costs
     for key in variant.ratios:
         notes.append(f"{key}: {attrgetter(key)(config.model)} -> {attrgetter(key)(model)}")

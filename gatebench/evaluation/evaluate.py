@@ -23,9 +23,8 @@ from gatebench.training.rundir import write_atomic, write_json
 def full_windows(corpus: DataSource, seq_len: int, *, bos: bool, n_tokens: int) -> NDArray[np.int64]:
     """Return (N, seq_len) held-out windows without padding: N = n_tokens // seq_len, or all that there are.
 
-    Domains take turns, each with its windows in a fixed shuffled order, so that every domain and many documents are
-    there.
-    Raises UserError where no held-out document is that long.
+    Domains take turns, each with its windows in a fixed shuffled order, so that every domain and many
+    documents are there. Raises UserError where no held-out document is that long.
     """
     found = []
     for domain in corpus.domains:

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from gatebench.gatespec import POSITIONS
 from gatebench.model.gates import Gate
 
-SITES = ("g1", "g2", "g3", "g4", "g5")
+SITES = tuple(POSITIONS)
 CLOSED, OPEN = 0.1, 0.9
 HISTOGRAM_BINS = 50
 

@@ -1,8 +1,8 @@
 """Perplexity per domain on held-out documents.
 
 A domain's perplexity is exp of the mean negative log-likelihood over all its scored tokens (never a mean of means),
-whatever the
-batch size and padding; Avg PPL is the arithmetic mean over domains (the paper does not state its own averaging).
+whatever the batch size and padding; Avg PPL is the arithmetic mean over domains (the paper does not state its own
+averaging).
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ Tests compare every figure with the built module (`numel()`) and with torch's ow
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gatebench.config import ModelConfig, RunConfig, apply_variant
@@ -60,27 +61,54 @@ def kv_projection_params(config: ModelConfig, heads: SwitchHeads | None, tensor:
     return config.d_model * heads.n_experts * (kv + config.n_kv_heads)
 
 
+@dataclass(frozen=True)
+class KernelCosts:
+    """What one layer's attention kernel costs; the defaults are softmax attention's."""
+
+    params: Callable[[ModelConfig], int] = lambda config: 0
+    token_flops: Callable[[ModelConfig], int] = lambda config: 0
+    """Of each token, beside q kᵀ and the weighted sum of values."""
+    passes: int = 1
+    """How often these two are computed."""
+    null_key: bool = False
+    """One more key in every window, and a query for it."""
+    padding: int = 0
+    """Dimensions added to every head."""
+    kept_maps: int = 0
+    """fp32 maps (T x T for each head) that a kernel without a fused form keeps for its backward pass, rounded up."""
+
+
+KERNEL_COSTS = {
+    "softmax": KernelCosts(),
+    "softmax1": KernelCosts(null_key=True),
+    "sink_logits": KernelCosts(lambda config: config.n_heads, null_key=True, padding=NULL_KEY_PADDING),
+    "kv_bias": KernelCosts(lambda config: 2 * config.n_kv_heads * config.head_dim, null_key=True),
+    "sigmoid": KernelCosts(kept_maps=2),
+    "softpick": KernelCosts(kept_maps=5),
+    "clipped_softmax": KernelCosts(kept_maps=4),
+    "forgetting": KernelCosts(
+        lambda config: config.n_heads * (config.d_model + 1),
+        token_flops=lambda config: 2 * config.d_model * config.n_heads,
+        kept_maps=2,
+    ),
+    # four λ vectors, and the gain of the norm over a pair; once for each half of V
+    "differential": KernelCosts(lambda config: 6 * config.head_dim, passes=2),
+}
+"""`Design.kernel` -> what it costs; the same names as KERNELS of `model/kernels.py`."""
+
+
 def kernel_params(config: ModelConfig, design: Design) -> dict[str, int]:
     """Return the parameters of one layer's attention kernel under its name; nothing for a kernel without any."""
-    heads, d = config.n_heads, config.head_dim
-    counts = {
-        "sink_logits": heads,
-        "kv_bias": 2 * config.n_kv_heads * d,
-        "forgetting": heads * (config.d_model + 1),
-        "differential": 4 * d + 2 * d,  # four λ vectors, and the gain of the norm over a pair
-    }
-    return {design.kernel: counts[design.kernel]} if design.kernel in counts else {}
+    count = KERNEL_COSTS[design.kernel].params(config)
+    return {design.kernel: count} if count else {}
 
 
 def kernel_flops(config: ModelConfig, design: Design, length: int) -> int:
     """Return matrix-product FLOPs of one layer's attention kernel, forward, over a window of `length` tokens."""
-    keys = length + (design.kernel in ("softmax1", "sink_logits", "kv_bias"))  # the null key, and a query for it
-    width = config.head_dim + (NULL_KEY_PADDING if design.kernel == "sink_logits" else 0)
+    costs = KERNEL_COSTS[design.kernel]
+    keys, width = length + costs.null_key, config.head_dim + costs.padding
     maps = 4 * keys * keys * config.n_heads * width  # q kᵀ and the weighted sum of values
-    if design.kernel == "differential":
-        maps *= 2  # once for each half of V
-    forget = 2 * length * config.d_model * config.n_heads if design.kernel == "forgetting" else 0
-    return maps + forget
+    return costs.passes * maps + length * costs.token_flops(config)
 
 
 def ffn_breakdown(config: ModelConfig) -> dict[str, int]:

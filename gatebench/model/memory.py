@@ -9,15 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gatebench.config import ModelConfig, RunConfig
-from gatebench.design import NULL_KEY_PADDING, Design
-from gatebench.model.accounting import Accounting, gate_site, layer_params
+from gatebench.design import Design
+from gatebench.model.accounting import KERNEL_COSTS, Accounting, gate_site, layer_params
 from gatebench.variants import Variant, get
 
 LOGITS_AT_ONCE = 1 << 20
 """Of the loss, on a CPU; 64 times as many on a GPU (`model/loss.py`)."""
-
-KEPT_MAPS = {"sigmoid": 2, "forgetting": 2, "clipped_softmax": 4, "softpick": 5}
-"""fp32 maps (T x T for each head) that a kernel without a fused form keeps for its backward pass, rounded up."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +97,10 @@ def layer_activations(model: ModelConfig, variant: Variant, seq_len: int, *, bf1
 def _design(model: ModelConfig, design: Design, a: int, length: int) -> int:
     """Bytes a token: maps that no fused kernel computes, a null key's copies, a second SDPA, clamps' inputs."""
     q, kv = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
-    kept = 4 * KEPT_MAPS.get(design.kernel, 0) * model.n_heads * length
-    if design.kernel in ("softmax1", "sink_logits", "kv_bias"):
-        kept += a * q
-    if design.kernel == "sink_logits":
-        kept += 2 * a * NULL_KEY_PADDING * (model.n_heads + model.n_kv_heads)
-    if design.kernel == "differential":
-        kept += a * (2 * q + kv) + 8 * q  # both halves of V twice, and a norm
+    costs = KERNEL_COSTS[design.kernel]
+    kept = 4 * costs.kept_maps * model.n_heads * length
+    kept += a * q * costs.null_key + 2 * a * costs.padding * (model.n_heads + model.n_kv_heads)
+    kept += (costs.passes - 1) * (a * (2 * q + kv) + 8 * q)  # both halves of V twice, and a norm
     if design.output_clip is not None:
         kept += 2 * a * model.d_model
     return kept + 2 * a * q * design.exclusive

@@ -7,7 +7,6 @@ points the way that the claim says. Nothing here gives a verdict: ``claims`` doe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
@@ -16,11 +15,11 @@ import pandas as pd
 from scipy import stats as scipy_stats
 
 from gatebench.report.comparison import SINK_EXCESS
-from gatebench.report.flags import blocking_texts, comparison_flags, pair_flags, run_flags
+from gatebench.report.flags import blocking_texts, comparison_flags, distinct, one_model, pair_flags, run_flags
 from gatebench.report.paper_table import MIN_RANKED
 from gatebench.report.stats import ALPHA, Comparison, equivalence, paired_comparison
 from gatebench.report.tables import estimate
-from gatebench.report.wording import number
+from gatebench.report.wording import decimals_for, number
 
 LEARNING_RATE = "optim.lr="
 MIN_RATES = 3
@@ -116,7 +115,7 @@ class Sink:
             return None
         if blocked := _run_blocked(frame, self.variant):
             return Found(f"no test: {blocked}", False, math.nan, len(own))
-        if self.unlike and _alike(frame, self.variant, self.unlike):
+        if self.unlike and one_model(frame, self.variant, self.unlike):
             return Found(f"no test: here it is {self.unlike} to the last bit", False, math.nan, len(own))
         found = paired_comparison(pd.Series(SINK_EXCESS, own.index), own, lower_is_better=True)
         text = f"share / floor {_interval(found, SINK_EXCESS)}, baseline's {number(float(base.mean()), 'ratio')}"
@@ -144,7 +143,7 @@ class Ranks:
         base = _by_seed(frame, "baseline", "first_token_excess")
         if not len(base) or base.mean() < SINK_EXCESS:
             return None
-        names = _unlike_each_other(frame, self.variants or tuple(sorted(set(frame["variant"]))))
+        names = distinct(frame, self.variants or tuple(sorted(set(frame["variant"]))))
         means = [(_by_seed(frame, name, self.of).mean(), _by_seed(frame, name, self.over).mean()) for name in names]
         pairs = np.array([pair for pair in means if all(map(math.isfinite, pair))])
         if len(pairs) < MIN_RANKED:
@@ -325,25 +324,6 @@ def _ran_alike(frame: pd.DataFrame, one: str, other: str, seed: int) -> bool:
     return all(flag.code != "other_settings" for flag in pair_flags(base, own))
 
 
-def _curves(frame: pd.DataFrame, variant: str) -> dict[int, str]:
-    """The hash of the loss curve by seed."""
-    own = frame[(frame["variant"] == variant) & (frame["curve_hash"] != "")]
-    return {int(seed): str(curve) for seed, curve in zip(own["seed"], own["curve_hash"], strict=True)}
-
-
-def _alike(frame: pd.DataFrame, one: str, other: str) -> bool:
-    """Whether two variants computed the same losses at some seed: under this setting they are one model."""
-    return bool(_curves(frame, one).items() & _curves(frame, other).items())
-
-
-def _unlike_each_other(frame: pd.DataFrame, names: Sequence[str]) -> list[str]:
-    kept: list[str] = []
-    for name in names:
-        if not any(_alike(frame, name, other) for other in kept):
-            kept.append(name)
-    return kept
-
-
 def _run_blocked(frame: pd.DataFrame, variant: str) -> str:
     own = frame[frame["variant"] == variant]
     return "; ".join(text for _, run in own.iterrows() for text in blocking_texts(run_flags(run)))
@@ -362,15 +342,18 @@ def _with_rates(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _difference_text(found: Comparison) -> str:
-    values: Sequence[float] = (found.variant_mean, found.baseline_mean)
-    ours, theirs = (number(value, "ratio" if value >= 1 else "share") for value in values)
-    return f"{ours} against {theirs}, difference {_interval(found, 0.0, 'ratio' if abs(values[1]) >= 1 else 'share')}"
+    """With as many decimals as leave the interval's half-width, or a single difference, two digits."""
+    size = (found.high - found.low) / 2 if math.isfinite(found.low) else abs(found.mean)
+    decimals = decimals_for(size, 2 if abs(found.baseline_mean) >= 1 else 4)
+    ours, theirs = (number(value, "ratio", decimals=decimals) for value in (found.variant_mean, found.baseline_mean))
+    return f"{ours} against {theirs}, difference {_interval(found, 0.0, decimals=decimals)}"
 
 
-def _interval(found: Comparison, origin: float, kind: str = "ratio") -> str:
+def _interval(found: Comparison, origin: float, kind: str = "ratio", decimals: int | None = None) -> str:
     """Mean and interval, counted from zero again where the comparison was with ``origin``."""
-    text = number(found.mean + origin, kind)
+    text = number(found.mean + origin, kind, decimals=decimals)
     if math.isfinite(found.low):
         level = f"{100 * (1 - ALPHA):.0f} %"
-        text += f" ({level} interval {number(found.low + origin, kind)} to {number(found.high + origin, kind)})"
+        low, high = (number(value + origin, kind, decimals=decimals) for value in (found.low, found.high))
+        text += f" ({level} interval {low} to {high})"
     return f"{text}, {found.n} seed{'s' if found.n != 1 else ''}"

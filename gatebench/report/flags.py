@@ -59,6 +59,7 @@ def run_flags(run: Run) -> list[Flag]:
 def pair_flags(baseline: Run, variant: Run) -> list[Flag]:
     """Flags of a variant's run against the baseline's run at the same seed."""
     name, seeds = str(variant["variant"]), (int(variant["seed"]),)
+    other = reference(str(baseline["variant"]))
     found: list[Flag] = []
 
     def differs(column: str) -> bool:
@@ -69,28 +70,28 @@ def pair_flags(baseline: Run, variant: Run) -> list[Flag]:
         found.append(Flag(code, blocking, text, name, seeds))
 
     if variant["curve_hash"] and not differs("curve_hash"):
-        add("dead_knob", True, f"{name} has the baseline's loss curve to the last bit: the variant changed nothing")
+        add("dead_knob", True, f"{name} has {other}'s loss curve to the last bit: the variant changed nothing")
     if differs("corpus_fingerprint"):
         corpora = _both(baseline, variant, "corpus_fingerprint", 9)
-        add("other_corpus", True, f"{name} and the baseline read different corpora ({corpora})")
+        add("other_corpus", True, f"{name} and {other} read different corpora ({corpora})")
     elif variant["status"] == "done" and baseline["status"] == "done":
         if differs("tokens"):
-            text = f"{name} saw {variant['tokens']:,} tokens, the baseline {baseline['tokens']:,}"
+            text = f"{name} saw {variant['tokens']:,} tokens, {other} {baseline['tokens']:,}"
             add("unequal_tokens", True, text)
         elif differs("data_hash"):
-            add("unequal_order", True, f"{name} and the baseline saw their tokens in different order")
+            add("unequal_order", True, f"{name} and {other} saw their tokens in different order")
     measured = [c for c in ("vocab_size", "seq_len", "eval_seq_len", "bos", *_eval_columns(variant)) if differs(c)]
     if measured and variant["status"] == "done" and baseline["status"] == "done":
-        add("unequal_evaluation", True, f"{name} and the baseline were measured differently ({', '.join(measured)})")
+        add("unequal_evaluation", True, f"{name} and {other} were measured differently ({', '.join(measured)})")
     if differs("n_params"):
-        found.append(Flag("unequal_parameters", False, _parameter_text(name, baseline, variant), name))
+        found.append(Flag("unequal_parameters", False, _parameter_text(name, other, baseline, variant), name))
     if differs("git_commit"):
-        text = f"{name} and the baseline ran at different commits ({_both(baseline, variant, 'git_commit', 9)})"
+        text = f"{name} and {other} ran at different commits ({_both(baseline, variant, 'git_commit', 9)})"
         add("other_code", False, text)
     settings = [c for c in ("device", "precision", "threads", "n_devices", "compiled", "machine") if differs(c)]
     if settings:
         values = ", ".join(f"{column} {_both(baseline, variant, column)}" for column in settings)
-        add("other_settings", False, f"{name} and the baseline ran under different settings: {values}")
+        add("other_settings", False, f"{name} and {other} ran under different settings: {values}")
     return found
 
 
@@ -100,11 +101,12 @@ def comparison_flags(baseline: pd.DataFrame, variant: pd.DataFrame, name: str) -
     Both frames hold the rows of one variant from ``results.load``, at most one a seed. Blocking flags come first.
     """
     found: list[Flag] = []
+    names = list(baseline["variant"].unique())
     base: dict[int, Run] = {int(row["seed"]): row for row in baseline.to_dict("records")}
     other: dict[int, Run] = {int(row["seed"]): row for row in variant.to_dict("records")}
     lonely = tuple(seed for seed in other if seed not in base)
     if lonely:
-        found.append(Flag("baseline_missing", True, "the baseline has no run", name, lonely))
+        found.append(Flag("baseline_missing", True, f"{reference(*names)} has no run", name, lonely))
     missing = tuple(seed for seed in base if seed not in other)
     if missing:
         found.append(Flag("variant_missing", False, f"{name} has no run", name, missing))
@@ -116,6 +118,25 @@ def comparison_flags(baseline: pd.DataFrame, variant: pd.DataFrame, name: str) -
     found.extend(_repeated_curves(baseline))
     found.extend(_repeated_curves(variant))
     return sorted(_merged(found), key=lambda flag: not flag.blocking)
+
+
+def reference(name: str = "baseline") -> str:
+    """How a text calls what a variant is compared with: by its name, where that is not the baseline's."""
+    return "the baseline" if name == "baseline" else name
+
+
+def one_model(frame: pd.DataFrame, name: str, other: str) -> bool:
+    """Whether two variants have the same loss curve at some seed: under this setting they are one model."""
+    return bool(_curves(frame, name).items() & _curves(frame, other).items())
+
+
+def distinct(frame: pd.DataFrame, names: Sequence[str]) -> list[str]:
+    """The names without those that are :func:`one_model` with an earlier one: what a rank correlation counts."""
+    kept: list[str] = []
+    for name in names:
+        if not any(one_model(frame, name, other) for other in kept):
+            kept.append(name)
+    return kept
 
 
 def blocking_texts(flags: Iterable[Flag]) -> list[str]:
@@ -137,6 +158,12 @@ def seed_text(seeds: Sequence[int]) -> str:
     return f"seed{'s' if len(seeds) != 1 else ''} {', '.join(map(str, seeds))}"
 
 
+def _curves(frame: pd.DataFrame, variant: str) -> dict[int, str]:
+    """The hash of the loss curve by seed."""
+    own = frame[(frame["variant"] == variant) & (frame["curve_hash"] != "")]
+    return {int(seed): str(curve) for seed, curve in zip(own["seed"], own["curve_hash"], strict=True)}
+
+
 def _repeated_curves(runs: pd.DataFrame) -> list[Flag]:
     """Seeds of one variant with one loss curve: the seed reached nothing, so they are no independent samples."""
     found = []
@@ -155,10 +182,10 @@ def _merged(flags: Iterable[Flag]) -> list[Flag]:
     return [Flag(*key[:3], key[3], tuple(sorted(set(found)))) for key, found in seeds.items()]
 
 
-def _parameter_text(name: str, baseline: Run, variant: Run) -> str:
+def _parameter_text(name: str, other: str, baseline: Run, variant: Run) -> str:
     added = int(variant["n_params"]) - int(baseline["n_params"])
     share = 100 * added / int(baseline["n_params"])
-    text = f"{name} has {added:+,} parameters against the baseline ({share:+.2g} %)"
+    text = f"{name} has {added:+,} parameters against {other} ({share:+.2g} %)"
     matching = str(variant["param_match"])
     if matching in ("", "none"):
         return text + ", not matched (param_match none)"

@@ -16,6 +16,8 @@ from gatebench.report.rendering import markdown_table
 
 NONE = "none"
 ALL, COPY, OTHER = "all", "copy", "other"
+INVISIBLE = 5e-5
+"""Nats per token that the tables' four decimals do not show."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Row:
         whole = self.changes[ALL]
         if self.n_seeds < 2 or whole.low is None or whole.high is None:
             return "one seed"
+        if whole.low > -INVISIBLE and whole.high < INVISIBLE:
+            return "nothing"
         if whole.low > 0:
             return "costs"
         if whole.high < 0:
@@ -168,7 +172,8 @@ def to_markdown(table: Sequence[Row], runs: Sequence[ProbedRun]) -> str:
         "",
         context(runs),
         "",
-        "Change in held-out loss, nats per token, ± half the 95 % interval (over seeds from two on, else windows).",
+        "Change in held-out loss, nats per token, ± half the 95 % interval (over seeds from two on, else windows). The "
+        f"effect is nothing where the whole interval lies within ±{INVISIBLE:.5f}.",
         "",
         f"## Change in loss {where}",
         "",

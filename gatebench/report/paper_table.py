@@ -21,13 +21,10 @@ from scipy import stats as scipy_stats
 
 from gatebench.report import paper_table_rendering as rendering
 from gatebench.report.stats import ALPHA, Verdict
-from gatebench.report.wording import number
+from gatebench.report.wording import decimals_for, number
 
 MIN_RANKED = 3
 """Rows below which a rank correlation says nothing."""
-
-LEAST_DIGITS = 2
-"""Significant digits that a number keeps where the paper's decimals would leave fewer."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +78,7 @@ class Column:
         """The value as text, an interval's half-width with the decimals of its mean (``like``)."""
         if self.decimals is None or not math.isfinite(value):
             return number(value, self.kind, like=like)
-        size, decimals = abs(value if like is None else like), self.decimals
-        while size and decimals < 6 and size < 10.0 ** (LEAST_DIGITS - 1 - decimals):
-            decimals += 1
-        return f"{value:.{decimals}f}"
+        return f"{value:.{decimals_for(abs(value if like is None else like), self.decimals)}f}"
 
 
 @dataclass(frozen=True)

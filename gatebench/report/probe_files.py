@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gatebench.errors import UserError
+from gatebench.gatespec import POSITIONS
 
 FOLDER = "probe"
-SITES = ("g1", "g2", "g3", "g4", "g5")
+SITES = tuple(POSITIONS)
 
 Arrays = dict[str, npt.NDArray[Any]]
 

@@ -17,7 +17,7 @@ from gatebench.errors import UserError
 from gatebench.paper import PaperRow, paper_rows
 from gatebench.recipes import load_recipe, recipe_names
 from gatebench.report.comparison import ComparisonTable, compare, is_synthetic, run_facts
-from gatebench.report.flags import Flag, comparison_flags, flag_text, seed_text
+from gatebench.report.flags import Flag, comparison_flags, distinct, flag_text, seed_text
 from gatebench.report.paper_table import Column, Estimate, PaperTable, Row, order_check, rank_correlation
 from gatebench.report.stats import Verdict
 from gatebench.report.wording import number
@@ -100,6 +100,14 @@ def make(
     score, m_act, share = (
         next(c for c in columns if c.key == key) for key in ("gate_mean", "m_act", "first_token_share")
     )
+    present = [row.variant for row in rows if row.ours[share.key].n]
+    once = distinct(runs, present)
+    notes += tuple(
+        f"{name} has the loss curves of a row above, and counts once with it in rank correlations"
+        for name in present
+        if name not in once
+    )
+    ranked = [row for row in rows if row.variant in once]
     return PaperTable(
         number=4,
         title=form.title,
@@ -107,7 +115,7 @@ def make(
         baseline=baseline,
         columns=tuple(columns),
         rows=tuple(rows),
-        correlations=tuple(rank_correlation(rows, score, other) for other in (share, m_act)),
+        correlations=tuple(rank_correlation(ranked, score, other) for other in (share, m_act)),
         order=order_check([row for row in rows if row.ours[share.key].n], share, SINK_ORDER),
         notes=notes,
     )

@@ -19,11 +19,19 @@ MAX_SEEDS_SHOWN = 4
 NOTHING = "-"
 """What stands where there is no number, as in the paper's tables."""
 
+LEAST_DIGITS = 2
+"""Significant digits that a number keeps where its decimals would leave fewer."""
+
 _DECIMALS = {"bits": 4, "nats": 4, "share": 4, "floor": 4, "activation": 1, "score": 3, "ratio": 2, "points": 2}
 
 
-def number(value: float, kind: str, *, signed: bool = False, like: float | None = None) -> str:
-    """A value of a metric's kind as text; "-" for NaN. A difference gets the decimals of ``like``, the value itself."""
+def number(
+    value: float, kind: str, *, signed: bool = False, like: float | None = None, decimals: int | None = None
+) -> str:
+    """A value of a metric's kind as text; "-" for NaN. A difference gets the decimals of ``like``, the value itself.
+
+    ``decimals`` stand in place of those of a kind that has some.
+    """
     if not math.isfinite(value):
         return NOTHING
     sign = "+" if signed else ""
@@ -37,10 +45,18 @@ def number(value: float, kind: str, *, signed: bool = False, like: float | None 
         return f"{value:.0f}"
     if kind == "yes or no":
         return "true" if value else "false"
-    decimals = _DECIMALS.get(kind)
+    decimals = _DECIMALS.get(kind) if decimals is None else decimals
     if decimals is None:
         decimals = 3 if abs(value if like is None else like) < 10 else 2
     return f"{value:{sign},.{decimals}f}"
+
+
+def decimals_for(size: float, least: int) -> int:
+    """The decimals, ``least`` to 6, that leave a number of this size :data:`LEAST_DIGITS` significant digits."""
+    decimals = least
+    while size and decimals < 6 and size < 10.0 ** (LEAST_DIGITS - 1 - decimals):
+        decimals += 1
+    return decimals
 
 
 def p_value(p: float | None) -> str:

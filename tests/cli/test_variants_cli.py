@@ -173,6 +173,8 @@ def test_show_prints_equation_site_reason_and_cost() -> None:
         ("g3_rmsnorm", [], "acts after QK-norm"),
         ("g1_headwise_relu", ["model.gate_init_std=0"], "gives ReLU a zero gradient"),
         ("g1_elementwise", [], "15A2B mixture of experts"),
+        ("g1_headwise_silu_input_independent+g2_headwise_silu_input_independent", [], "no gradient ever moves them"),
+        ("g3_headwise_tanh+g4_headwise_silu", ["model.gate_init_std=0"], "no gradient ever moves them"),
     ],
 )
 def test_show_notes_what_a_reader_should_know(name: str, overrides: list[str], note: str) -> None:

@@ -347,3 +347,28 @@ def test_the_quantizable_transformers_gate_is_its_formula() -> None:
     with torch.no_grad():
         ours = model.blocks[0].attn(x, *model.rope(0, 7, x.device))
         torch.testing.assert_close(ours, quantizable_attention(model, x), atol=1e-7, rtol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "init_std", "held"),
+    [
+        ("g1_headwise_silu_input_independent+g2_elementwise_silu_input_independent", None, True),
+        ("g1_headwise_identity_input_independent+g5_elementwise_hard_input_independent", None, True),
+        ("g3_headwise_tanh_input_independent+g4_headwise_silu_input_independent", None, True),
+        ("g1_headwise_silu+g2_headwise_tanh", 0.0, True),
+        ("g1_headwise_silu+g2_headwise_tanh", None, False),
+        ("g1_headwise_silu_input_independent", None, False),
+        ("g1_headwise_silu_input_independent+g2_headwise_input_independent", None, False),
+        ("g1_headwise_silu_input_independent+g3_headwise_silu_input_independent", None, False),
+        ("kv_bias+g1_headwise_silu_input_independent+g2_headwise_silu_input_independent", None, False),
+        ("kv_bias+g1_headwise_silu_input_independent+g5_elementwise_silu_input_independent", None, True),
+    ],
+)
+def test_gates_that_hold_one_another_closed_have_no_gradient(name: str, init_std: float | None, held: bool) -> None:
+    config = TINY.model_copy(update={"gate_init_std": init_std})
+    model = build_model(config, name)
+    ids = torch.arange(12).view(2, 6) % config.vocab_size
+    model.loss(ids[:, :-1], ids[:, 1:]).backward()
+    gradients = [p.grad for key, p in model.named_parameters() if ".gates." in key]
+    assert gradients and bool(model.variant.held_closed(zero_matrices=init_std == 0)) is held
+    assert all(g is None or not g.any() for g in gradients) is held

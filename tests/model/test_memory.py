@@ -7,13 +7,16 @@ import torch
 
 from gatebench import variants
 from gatebench.config import ModelConfig, MoEConfig
-from gatebench.model.accounting import account
+from gatebench.model.accounting import KERNEL_COSTS, account
 from gatebench.model.build import build_model
-from gatebench.model.memory import KEPT_MAPS, layer_activations, memory
+from gatebench.model.kernels import KERNELS
+from gatebench.model.loss import CHUNK_LOGITS
+from gatebench.model.memory import LOGITS_AT_ONCE, layer_activations, memory
 from gatebench.recipes import make_run
 
 SHAPE = {"d_model": 256, "n_heads": 4, "n_kv_heads": 2, "head_dim": 32, "vocab_size": 64}
 TOKENS = 512
+WITH_MAPS = [name for name, costs in KERNEL_COSTS.items() if costs.kept_maps]
 
 
 def kept(config: ModelConfig, name: str, bf16: bool) -> int:
@@ -98,7 +101,7 @@ def test_sharding_divides_weights_gradients_and_moments() -> None:
 
 
 @pytest.mark.parametrize("bf16", [True, False], ids=["bf16", "fp32"])
-@pytest.mark.parametrize("name", KEPT_MAPS)
+@pytest.mark.parametrize("name", WITH_MAPS)
 def test_maps_that_no_fused_kernel_computes_are_estimated_from_above(name: str, bf16: bool) -> None:
     word = {"sigmoid": "sigmoid_attention"}.get(name, name)
     one, two = (ModelConfig(**SHAPE, ffn_dim=768, n_layers=n, context_length=TOKENS // 2) for n in (1, 2))
@@ -108,7 +111,12 @@ def test_maps_that_no_fused_kernel_computes_are_estimated_from_above(name: str, 
 
 
 def test_every_kernel_without_a_fused_form_counts_its_maps() -> None:
-    assert {v.design.kernel for v in variants.registry().values() if v.design.eager} == set(KEPT_MAPS)
+    assert {v.design.kernel for v in variants.registry().values() if v.design.eager} == set(WITH_MAPS)
+    assert KERNEL_COSTS.keys() == KERNELS.keys()
+
+
+def test_the_loss_holds_as_many_logits_as_are_counted() -> None:
+    assert LOGITS_AT_ONCE == CHUNK_LOGITS
 
 
 def test_maps_grow_with_the_context() -> None:

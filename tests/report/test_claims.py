@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
 from gatebench.report import claims_table, results
-from gatebench.report.claim_tests import AtHighestRate, Compare, Ranks, Same, Sensitivity, Sink, Speed
+from gatebench.report.claim_tests import LEARNING_RATE, AtHighestRate, Compare, Ranks, Same, Sensitivity, Sink, Speed
 from gatebench.report.claims import CLAIMS, Claim, ClaimVerdict, Evidence, evaluate, judge, verdict
+from gatebench.sweep.study import load_study
 from tests.report.synthetic_runs import diverged, summary, uniform_floor
 
 FLOOR = uniform_floor()
@@ -193,6 +195,37 @@ def test_claims_about_learning_rates() -> None:
     reverse = {**TABLE2, "baseline": {"1e-3": 5.0, "3e-3": 4.99, "1e-2": 5.0}}
     assert judge(claim("C10"), {"table2": rates(reverse)}).verdict == "contradicted"
     assert AtHighestRate("sandwich_norm", "baseline").run(frame(POSITIONS)) is None
+
+
+def test_the_documentation_names_the_studies_of_each_claim() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "claims.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| C")]
+    assert {row[0][2:]: row[2] for row in rows} == {item.id: ", ".join(item.studies) for item in CLAIMS}
+
+
+def test_studies_of_learning_rates_name_one_in_every_setting() -> None:
+    names = {name for item in CLAIMS if any(test.over_rates for test in item.tests) for name in item.studies}
+    assert names == {"table2", "lr_sensitivity"}
+    for combination in (found for name in names for found in load_study(name).combinations()):
+        assert sum(word.startswith(LEARNING_RATE) for word in combination.overrides) == 1
+
+
+def test_a_small_difference_keeps_two_digits_of_its_interval() -> None:
+    runs = frame({"baseline": 9.3, "g1_elementwise": 9.3})
+    noise = [
+        0.001 * NOISE[seed] * (name != "baseline") for name, seed in zip(runs["variant"], runs["seed"], strict=True)
+    ]
+    found = Compare("avg_ppl", "g1_elementwise").run(runs.assign(avg_ppl=[9.3 + value for value in noise]))
+    # sd of the noise 0.0816, t(0.975, 3) = 3.182: half-width 0.000130
+    assert found is not None
+    assert found.text == "9.30000 against 9.30000, difference 0.00000 (95 % interval -0.00013 to 0.00013), 4 seeds"
+
+
+def test_a_blocked_comparison_names_what_it_is_with() -> None:
+    runs = frame({"g2_elementwise": 150.0, "g1_elementwise": 149.0}, changes=lambda name, seed: {"bos": name[1] == "1"})
+    found = Compare("avg_ppl", "g1_elementwise", "g2_elementwise").run(runs)
+    assert found is not None and math.isnan(found.p)
+    assert found.text.startswith("no test: g1_elementwise and g2_elementwise were measured differently (bos)")
 
 
 def test_equivalence_and_speed() -> None:

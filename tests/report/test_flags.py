@@ -52,6 +52,13 @@ def test_one_fault_is_one_flag(changes: dict[str, Any], code: str, blocking: boo
     assert words in found[code][1]
 
 
+def test_a_reference_other_than_the_baseline_has_its_name() -> None:
+    row = summary("g1_elementwise", 0, 144.4, tokens=4_000_000)
+    found = comparison_flags(runs(summary("g2_elementwise", 0, 150.0)), runs(row), "g1_elementwise")
+    assert "g1_elementwise saw 4,000,000 tokens, g2_elementwise 4,915,200 (seed 0)" in map(flag_text, found)
+    assert not any("the baseline" in flag.text for flag in found)
+
+
 def test_the_loss_that_still_counts_as_trained() -> None:
     assert flags_of(final_train_loss=0.9 * math.log(4096) - 1e-6) == {}
 

@@ -150,6 +150,17 @@ def test_rank_correlations_are_over_the_gated_rows_of_the_paper(frame: pd.DataFr
     assert m_act.ours == pytest.approx(1 - 48 / 210)
 
 
+def test_two_rows_of_one_model_count_once_in_a_rank_correlation(frame: pd.DataFrame) -> None:
+    twins = frame["variant"].isin(["g1_elementwise", "g1_elementwise_shared"])
+    table = table4(frame.assign(curve_hash=frame["curve_hash"].mask(twins, frame["seed"].astype(str))))
+    kept = tuple(name for name in PAPER_ORDER[1:] if name != "g1_elementwise_shared")
+    assert [found.variants for found in table.correlations] == [kept, kept]
+    assert (
+        "g1_elementwise_shared has the loss curves of a row above, and counts once with it in rank correlations"
+        in table.notes
+    )
+
+
 def test_two_rows_have_no_rank_correlation(frame: pd.DataFrame) -> None:
     table = tables.make(4, frame, "baseline", ["g1_headwise", "g1_elementwise"])
     assert [found.n for found in table.correlations] == [2, 2]
