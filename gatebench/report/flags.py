@@ -127,15 +127,22 @@ def reference(name: str = "baseline") -> str:
 
 def one_model(frame: pd.DataFrame, name: str, other: str) -> bool:
     """Whether two variants have the same loss curve at some seed: under this setting they are one model."""
-    return bool(_curves(frame, name).items() & _curves(frame, other).items())
+    return distinct(frame[frame["variant"].isin([name, other])], [name, other]) == [name]
 
 
 def distinct(frame: pd.DataFrame, names: Sequence[str]) -> list[str]:
     """The names without those that are :func:`one_model` with an earlier one: what a rank correlation counts."""
+    with_curve = frame[frame["curve_hash"] != ""]
+    curves: dict[str, set[tuple[int, str]]] = {}
+    for name, seed, curve in zip(*(with_curve[c] for c in ("variant", "seed", "curve_hash")), strict=True):
+        curves.setdefault(name, set()).add((int(seed), curve))
     kept: list[str] = []
+    seen: set[tuple[int, str]] = set()
     for name in names:
-        if not any(one_model(frame, name, other) for other in kept):
+        own = curves.get(name, set())
+        if seen.isdisjoint(own):
             kept.append(name)
+            seen |= own
     return kept
 
 
@@ -156,12 +163,6 @@ def seed_text(seeds: Sequence[int]) -> str:
     if len(seeds) > MAX_SEEDS_NAMED:
         return f"{len(seeds)} seeds from {min(seeds)} to {max(seeds)}"
     return f"seed{'s' if len(seeds) != 1 else ''} {', '.join(map(str, seeds))}"
-
-
-def _curves(frame: pd.DataFrame, variant: str) -> dict[int, str]:
-    """The hash of the loss curve by seed."""
-    own = frame[(frame["variant"] == variant) & (frame["curve_hash"] != "")]
-    return {int(seed): str(curve) for seed, curve in zip(own["seed"], own["curve_hash"], strict=True)}
 
 
 def _repeated_curves(runs: pd.DataFrame) -> list[Flag]:

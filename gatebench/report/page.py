@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 import pandas as pd
 from markupsafe import Markup
+from PIL import Image
 
 from gatebench.config import differences
 from gatebench.errors import UserError
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 TEMPLATE = "page.html.j2"
 MAX_INLINED = 1_400_000
 """Bytes of figures inside the page; further ones are linked, so that the page stays small enough to commit."""
+INLINED_COLORS = 64
+"""Of a figure inside the page, which makes it a third of the file beside it."""
 MAX_RUNS_SHOWN = 2_000
 
 _FIRST = ("loss_curves", "figure1", "first_token_share", "factors", "settings")
@@ -251,10 +255,17 @@ def _pictures(folder: Path) -> list[Picture]:
     found, room = [], MAX_INLINED
     for path in sorted((folder / "figures").rglob("*.png"), key=rank):
         below = path.relative_to(folder / "figures").with_suffix("").as_posix().replace("_", " ")
-        content = base64.b64encode(path.read_bytes()).decode()
+        content = base64.b64encode(_with_few_colors(path)).decode()
         room -= len(content)
         found.append(Picture(below, path.relative_to(folder).as_posix(), content if room >= 0 else ""))
     return found
+
+
+def _with_few_colors(path: Path) -> bytes:
+    few = io.BytesIO()
+    with Image.open(path) as picture:
+        picture.convert("RGB").quantize(INLINED_COLORS, dither=Image.Dither.NONE).save(few, "PNG", optimize=True)
+    return few.getvalue()
 
 
 def _config(study: Study, variant: str, combination: int) -> Any:

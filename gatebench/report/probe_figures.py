@@ -7,7 +7,7 @@ mean as a line and each seed as a point. Letters: L layers, H heads, K keys, S s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,13 @@ from gatebench.report.style import FLOOR_COLOR, PAGE_WIDTH, drawing, new_figure,
 Array = npt.NDArray[np.float64]
 Groups = Mapping[str, Sequence[ProbedRun]]
 
+OF_THE_PAPER = {
+    "sink_heads": "first_token_share",
+    "sdpa_output": "sdpa_abs_before",
+    "activations": "activation_max",
+    "massive_activations": "activation_top3",
+}
+"""Figures that the paper has, too (docs/tables.md), of what runs measure at their end; and the array that one takes."""
 FIGURE_6 = ("attention output", "residual after attention", "FFN output", "residual after FFN")
 STAGES = (("before", "before the gate", "--"), ("after", "after the gate", "-"), ("mean_gate", "x mean gate", ":"))
 DODGE = 0.12
@@ -36,9 +43,13 @@ MAX_ANNOTATED = 64
 
 
 def write(
-    runs: Sequence[ProbedRun], labels: Mapping[str, str], directory: str | Path, baseline: str = "baseline"
+    runs: Sequence[ProbedRun],
+    labels: Mapping[str, str],
+    directory: str | Path,
+    baseline: str = "baseline",
+    only: Collection[str] | None = None,
 ) -> list[Path]:
-    """Draw and save, as PNG, PDF and SVG, every figure that the runs have data for; return the paths."""
+    """Draw and save (PNG, PDF, SVG) every figure that the runs have data for, or `only` these; return the paths."""
     groups = by_variant(runs, baseline)
     words = {name: labels.get(name, name) for name in groups}
     folder = Path(directory)
@@ -60,8 +71,8 @@ def write(
         figures["interventions"] = lambda: interventions(intervention_rows(runs, baseline), words)
     paths = []
     with drawing():
-        for name, draw in figures.items():
-            paths += save(draw(), folder / name)
+        for name in figures if only is None else only:
+            paths += save(figures[name](), folder / name)
         mapped = [run for run in runs if run.maps]
         for run in mapped:
             stem = "attention_maps" if len(runs) == 1 else f"attention_maps_{run.variant}_s{run.seed}"

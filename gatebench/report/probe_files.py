@@ -1,4 +1,4 @@
-"""What `gatebench probe` left in a run's folder `probe`, read back as arrays."""
+"""The probes of runs, read back as arrays: those of a run's end, and those that `gatebench probe` left in `probe`."""
 
 from __future__ import annotations
 
@@ -66,6 +66,12 @@ def load(run_dir: str | Path) -> ProbedRun:
         effects=of_this_context("interventions.json").get("effects", []),
         maps=_arrays(folder / "attention_maps.npz"),
     )
+
+
+def at_the_end(run_dir: str | Path, variant: str, seed: int) -> ProbedRun:
+    """Read the probes that every run makes when it ends. Raises UserError where a file cannot be read."""
+    folder = Path(run_dir)
+    return ProbedRun(folder.name, variant, seed, _json(folder / "probes.json"), _arrays(folder / "probes.npz"))
 
 
 def by_variant(runs: Sequence[ProbedRun], baseline: str = "baseline") -> dict[str, list[ProbedRun]]:

@@ -22,6 +22,7 @@ from gatebench.report import (
     figure1,
     figures,
     page,
+    probe_figures,
     results,
     settings_figure,
     settings_table,
@@ -30,8 +31,10 @@ from gatebench.report import (
 from gatebench.report.claims import ClaimResult
 from gatebench.report.comparison import ComparisonTable
 from gatebench.report.factors import FactorAnalysis
+from gatebench.report.flags import distinct
 from gatebench.report.folders import folder_name
 from gatebench.report.paper_table import PaperTable
+from gatebench.report.probe_files import at_the_end
 from gatebench.report.rendering import without_nan
 from gatebench.report.settings_table import SettingsTable
 from gatebench.report.study_runs import StudyRuns
@@ -40,6 +43,8 @@ from gatebench.sweep.study import Combination, Study
 MAX_DRAWN = 12
 """Variants in a figure of curves or probes: the first of the study; more could not be told apart."""
 MAX_SEEDS_DRAWN = 5
+MAX_PROBED = 3
+"""Variants with gates in a figure that has several lines or a panel for each."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +189,16 @@ def _write_figures(
     others = [name for name in drawn if name != baseline]
     words = {baseline: baseline, **labels}
     paths = figures.write(shown, baseline, others, words, folder, curves=losses)
-    return paths + figure1.write(frame, losses, baseline, folder)
+    paths += figure1.write(frame, losses, baseline, folder)
+    here = shown[(shown["status"] == "done") & (shown["run_dir"] != "")]
+    gated = [name for name in distinct(here, others) if registry.get(name).gates and name in set(here["variant"])]
+    probed = [
+        at_the_end(run["run_dir"], name, run["seed"])
+        for name in [baseline, *gated[:MAX_PROBED]]
+        for run in here[here["variant"] == name].to_dict("records")
+    ]
+    drawable = [n for n, array in probe_figures.OF_THE_PAPER.items() if all(array in run.arrays for run in probed)]
+    return paths + probe_figures.write(probed, words, folder, baseline, drawable) if probed else paths
 
 
 def _across_settings(study: Study, parts: Sequence[tuple[Combination, pd.DataFrame]]) -> SettingsTable | None:

@@ -48,7 +48,7 @@ def collect(study: Study, planned: list[PlannedRun] | None = None) -> StudyRuns:
     planned = plan(study) if planned is None else planned
     cells = pd.DataFrame(
         {
-            "run": ["" if run.directory is None else run.config.run_name for run in planned],
+            "run": [run.name for run in planned],
             "variant": [run.config.variant for run in planned],
             "seed": [run.config.seed for run in planned],
             "overrides": [" ".join(run.combination.overrides) for run in planned],

@@ -35,6 +35,11 @@ class PlannedRun:
     status: Status
 
     @property
+    def name(self) -> str:
+        """Its name below ``results/runs``; empty where the corpus, and so the name, is unknown."""
+        return "" if self.directory is None else "/".join(self.directory.parts[-2:])
+
+    @property
     def finished(self) -> bool:
         """Whether the run has its result. Diverging is one."""
         return self.status in ("done", "diverged")

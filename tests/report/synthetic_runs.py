@@ -112,6 +112,8 @@ def write_run(root: Path, row: Mapping[str, Any], n_steps: int = 300) -> Path:
     _write_curve(directory / "metrics.jsonl", row, n_steps, rng)
     if row["status"] == "done":
         _write_probes(directory / "probes.npz", row, rng)
+        flat = {key: value for key, value in row.items() if key.startswith(("first_token_", "gate_"))}
+        (directory / "probes.json").write_text(json.dumps(flat), encoding="utf-8")
     (directory / "summary.json").write_text(json.dumps(row), encoding="utf-8")
     return directory
 
@@ -150,6 +152,11 @@ def _write_probes(path: Path, row: Mapping[str, Any], rng: np.random.Generator) 
         "first_token_share": share,
         "first_token_share_excl": (SEQ_LEN * share - 1) / (SEQ_LEN - 1),
         "max_activation": row["m_act"] * np.linspace(0.5, 1.5, N_LAYERS),
+        "activation_max": row["m_act"] * np.linspace(0.5, 1.5, 4 * N_LAYERS).reshape(N_LAYERS, 4),
+        "activation_top3": row["m_act"] * np.linspace(1.5, 0.5, 12 * N_LAYERS).reshape(N_LAYERS, 4, 3),
+        "activation_median": np.ones((N_LAYERS, 4)),
+        "sdpa_abs_before": np.full(N_LAYERS, 0.7),
+        "sdpa_below_before": np.full((N_LAYERS, 2), 0.1),
     }
     if row["gate_mean"] is not None:
         edges = np.linspace(0, 1, 51)

@@ -89,7 +89,8 @@ def test_every_study_with_results_has_tables_figures_and_a_report(root: Path) ->
     assert {"sinks/report.html", "table2/report.html", "claims.md", "claims.csv", "claims.json"} <= files
     for suffix in ("png", "pdf", "svg"):
         figures = ("loss_curves", "figure1_losses", "figure1_positions", "first_token_share", "gate_g1_headwise")
-        assert {f"sinks/figures/{name}.{suffix}" for name in figures} <= files
+        probed = ("sink_heads", "sdpa_output", "activations", "massive_activations")
+        assert {f"sinks/figures/{name}.{suffix}" for name in (*figures, *probed)} <= files
     assert {"sinks/runs.csv", "sinks/curves.csv"} <= files and not any(name.startswith("waiting") for name in files)
     assert "table2/tables/settings.md" in files and "table2/tables/optim.lr=0.001/comparison.md" in files
 
