@@ -222,6 +222,8 @@ class TrainConfig(Section):
     """Steps between checkpoints to resume from; the newest two are kept."""
     snapshot_every: int | None = Field(None, ge=1)
     """Steps between copies of the weights that stay, for `gatebench probe --every-checkpoint`; null keeps none."""
+    watch_every: int | None = Field(None, ge=1)
+    """Steps between measurements of the largest logits, activations and updates (docs/stability.md); null: none."""
     log_every: int = Field(10, ge=1)
     """Steps between reads of the metrics from the device; every step is recorded all the same."""
     loggers: list[Literal["csv", "tensorboard", "wandb"]] = Field(default_factory=list)
@@ -272,7 +274,8 @@ class Recipe(Section):
 
 RESULT_NEUTRAL = (
     *("description", "overrides"),
-    *("train.loggers", "train.log_every", "train.checkpoint_every", "train.snapshot_every", "train.recompute"),
+    *("train.loggers", "train.log_every", "train.watch_every", "train.recompute"),
+    *("train.checkpoint_every", "train.snapshot_every"),
 )
 """Keys that cannot change a result: runs that differ only here are one run.
 

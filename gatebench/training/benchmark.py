@@ -33,6 +33,7 @@ from gatebench.training.module import LanguageModel
 from gatebench.training.optim import make_optimizer
 from gatebench.training.run import quieten_lightning
 from gatebench.training.rundir import RunDirectory
+from gatebench.training.watch import Watch
 
 
 @dataclass
@@ -112,7 +113,7 @@ def gatebench_contender(config: RunConfig, *, compiled: bool, label: str = "") -
     setup = time.perf_counter() - started
 
     def steps(n: int) -> list[float]:
-        watch = _Stopwatch(device)
+        stopwatch = _Stopwatch(device)
         with tempfile.TemporaryDirectory() as folder:
             trainer = L.Trainer(
                 accelerator={"cuda": "gpu"}.get(device, device),
@@ -121,14 +122,14 @@ def gatebench_contender(config: RunConfig, *, compiled: bool, label: str = "") -
                 accumulate_grad_batches=config.accumulate,
                 max_steps=n + 1,
                 max_epochs=-1,
-                callbacks=[MetricsWriter(config, RunDirectory(Path(folder))), watch],
+                callbacks=[MetricsWriter(config, RunDirectory(Path(folder)), Watch(None)), stopwatch],
                 logger=False,
                 enable_checkpointing=False,
                 enable_progress_bar=False,
                 enable_model_summary=False,
             )
             trainer.fit(LanguageModel(config, model), DataLoader(_micro_batches(config), batch_size=None))
-        return list(np.diff(watch.marks))
+        return list(np.diff(stopwatch.marks))
 
     return Contender(f"{config.variant}{label}, {'compiled' if compiled else 'eager'}", steps, setup)
 
@@ -176,7 +177,7 @@ def qwen3_contender(config: RunConfig) -> Contender:
     data = iter(_micro_batches(config))
 
     def steps(n: int) -> list[float]:
-        watch = _Stopwatch(device)
+        stopwatch = _Stopwatch(device)
         for _ in range(n + 1):
             for _ in range(config.accumulate):
                 ids = next(data)["ids"].to(device)
@@ -189,8 +190,8 @@ def qwen3_contender(config: RunConfig) -> Contender:
             nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip or float("inf"))
             optimizer.step()
             optimizer.zero_grad()
-            watch.mark()
-        return list(np.diff(watch.marks))
+            stopwatch.mark()
+        return list(np.diff(stopwatch.marks))
 
     return Contender(f"transformers Qwen3{'-MoE' if shape.moe else ''}, plain loop", steps)
 

@@ -25,6 +25,7 @@ from gatebench.training.optim import lr_factor
 from gatebench.training.router_metrics import RouterMetrics
 from gatebench.training.rundir import RunDirectory, RunLog, seconds_left
 from gatebench.training.sharding import save_weights
+from gatebench.training.watch import Watch
 
 
 class MetricsWriter(L.Callback):
@@ -34,9 +35,10 @@ class MetricsWriter(L.Callback):
     the run has diverged, and its rows end at that step wherever the block boundaries were.
     """
 
-    def __init__(self, config: RunConfig, directory: RunDirectory) -> None:
+    def __init__(self, config: RunConfig, directory: RunDirectory, watch: Watch) -> None:
         self.config = config
         self.directory = directory
+        self.watch = watch
         self.diverged_step: int | None = None
         self.listeners: list[Callable[[list[dict[str, Any]]], None]] = []
         self._pending: list[tuple[int, Tensor, Tensor, int]] = []
@@ -97,6 +99,7 @@ class MetricsWriter(L.Callback):
                     "tokens_per_s": round(rate, 1),
                     "batch": f"{crc:08x}",
                     **columns,
+                    **self.watch.take(step),
                 }
             )
             if not math.isfinite(loss):

@@ -39,6 +39,7 @@ from gatebench.training.module import LanguageModel
 from gatebench.training.rundir import RunDirectory, RunLog, disk_full_is_a_user_error, is_disk_full, write_json
 from gatebench.training.sharding import save_weights, trainer_strategy
 from gatebench.training.summary import run_summary
+from gatebench.training.watch import Watch
 
 
 class InterruptedRun(Exception):
@@ -264,7 +265,8 @@ def _fit(
     """Train to the last step and save the weights; return the step at which the run diverged, if it did."""
     quieten_lightning()
     module = LanguageModel(config, model)
-    metrics = MetricsWriter(config, directory)
+    watch = Watch(config.train.watch_every)
+    metrics = MetricsWriter(config, directory, watch)
     points = ResumePoints(config, directory, metrics)
     log = RunLog(directory)
     checkpoint, start = _newest_readable(directory, log)
@@ -281,6 +283,7 @@ def _fit(
         max_epochs=-1,
         min_epochs=0,
         callbacks=[
+            watch,  # before the metrics, which take what it measured
             metrics,
             points,
             Snapshots(config, directory),

@@ -13,6 +13,7 @@ from gatebench.config import RunConfig
 from gatebench.data.reading import DataSource
 from gatebench.model.accounting import Accounting
 from gatebench.training.rundir import RunDirectory
+from gatebench.training.watch import WATCHED
 
 SUMMARY_SCHEMA = 1
 
@@ -81,7 +82,14 @@ def run_summary(
         "machine": last["machine"],
         "torch_version": last["torch"],
         "gatebench_version": gatebench.__version__,
+        **_watched_maxima(rows),
     }
+
+
+def _watched_maxima(rows: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Return the largest of each column that `train.watch_every` adds, over training; nothing where it adds none."""
+    names = [name for name in WATCHED if name in rows[0]]
+    return {name: max((row[name] for row in rows if row[name] is not None), default=None) for name in names}
 
 
 def _wall_seconds(rows: list[dict[str, Any]]) -> float:
