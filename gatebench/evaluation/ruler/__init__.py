@@ -1,0 +1,30 @@
+"""RULER (Hsieh et al. 2024, arXiv 2404.06654): long-context tasks made on the spot, at any length that fits them.
+
+`generate` makes samples, `evaluate` lets a model answer them, `score` grades answers, `depth_grid` moves one needle
+through the context. `docs/ruler.md` says how they compare with NVIDIA's and lm-eval's.
+"""
+
+from gatebench.evaluation.ruler.answering import Complete, Result, evaluate
+from gatebench.evaluation.ruler.haystack import Haystack, heldout_haystack
+from gatebench.evaluation.ruler.samples import TASKS, depth_grid, facts, generate
+from gatebench.evaluation.ruler.scoring import sample_scores, score
+from gatebench.evaluation.ruler.task import Needle, Sample, Task
+from gatebench.evaluation.ruler.wording import WORDINGS
+
+__all__ = [
+    "TASKS",
+    "WORDINGS",
+    "Complete",
+    "Haystack",
+    "Needle",
+    "Result",
+    "Sample",
+    "Task",
+    "depth_grid",
+    "evaluate",
+    "facts",
+    "generate",
+    "heldout_haystack",
+    "sample_scores",
+    "score",
+]
