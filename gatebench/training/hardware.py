@@ -118,7 +118,10 @@ SNAPSHOT = "snapshot.json"
 
 
 def git_state() -> tuple[str | None, bool | None]:
-    """Return (commit, dirty) of the checkout, or (None, None) outside one; in a copy of the code, what was copied."""
+    """Return (commit, dirty) of the checkout, or (None, None) outside one; in a copy of the code, what was copied.
+
+    Changed files below `results/` make nothing dirty: an earlier study's tables are no code.
+    """
     snapshot = Path(gatebench.__file__).parent.parent / SNAPSHOT
     if snapshot.is_file():
         copied = json.loads(snapshot.read_text(encoding="utf-8"))
@@ -130,7 +133,7 @@ def git_state() -> tuple[str | None, bool | None]:
 
     try:
         commit = git("rev-parse", "HEAD")
-        return commit, bool(git("status", "--porcelain", "--untracked-files=no"))
+        return commit, bool(git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results"))
     except (OSError, subprocess.SubprocessError):
         return None, None
 
