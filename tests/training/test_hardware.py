@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,22 @@ def test_without_a_compiler_a_run_goes_on_uncompiled(tmp_path: Path, tiny_recipe
     assert messages.count("torch.compile is off, the run goes on in eager mode") == 1
     summary = json.loads(output)
     assert summary["status"] == "done" and summary["compiled"] is False
+
+
+def test_a_tree_is_dirty_by_its_code_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*args: str) -> None:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *args], check=True, capture_output=True)
+
+    monkeypatch.setattr(hardware, "project_root", lambda: tmp_path)
+    assert hardware.git_state() == (None, None)
+    (tmp_path / "results").mkdir()
+    for name in ("code.py", "results/table.md"):
+        (tmp_path / name).write_text("1")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    (tmp_path / "results" / "table.md").write_text("2")
+    assert hardware.git_state()[1] is False
+    (tmp_path / "code.py").write_text("2")
+    assert hardware.git_state()[1] is True
