@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gatebench import variants
-from gatebench.errors import UserError, nearest
+from gatebench.errors import UserError
+from gatebench.validation import one_line
 
 
 class Section(BaseModel):
@@ -72,6 +73,32 @@ class MoEConfig(Section):
         return self
 
 
+class RopeScalingConfig(Section):
+    """YaRN, in transformers' words (docs/long_context.md): fast frequencies stay, slow ones are divided by `factor`."""
+
+    rope_type: Literal["yarn"] = "yarn"
+    factor: float = Field(ge=1)
+    """How many times longer the context becomes."""
+    original_max_position_embeddings: int = Field(ge=1)
+    """The context that the model was trained at."""
+    beta_fast: float = Field(32.0, gt=0)
+    """Pairs of dimensions that turn more often than this over the original context stay as they are."""
+    beta_slow: float = Field(1.0, gt=0)
+    """Pairs that turn less often are slowed by the whole factor; in between the change is linear."""
+    attention_factor: float | None = Field(None, gt=0)
+    """What cos and sin are multiplied by; null means 0.1 ln(factor) + 1."""
+    truncate: bool = True
+    """Round the two borders to whole pairs."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> RopeScalingConfig:
+        if self.beta_fast < self.beta_slow:
+            raise ValueError(
+                f"model.rope_scaling.beta_fast={self.beta_fast:g}: legal: beta_slow={self.beta_slow:g} or more"
+            )
+        return self
+
+
 class ModelConfig(Section):
     """The decoder-only transformer of the paper's Table 7: GQA, QK-norm, RoPE, SwiGLU, RMSNorm, pre-norm."""
 
@@ -93,6 +120,8 @@ class ModelConfig(Section):
     qkv_bias: bool = False
     """One flag for q, k, v, o and the gates, as in the released code."""
     rope_theta: float = Field(10_000.0, gt=1)
+    rope_scaling: RopeScalingConfig | None = None
+    """YaRN, in training and evaluation alike; null means plain RoPE."""
     norm_eps: float = Field(1e-6, gt=0)
     context_length: int | None = Field(None, ge=1)
     """Training context that kernels such as sigmoid attention scale by, whatever they read; null means data.seq_len."""
@@ -145,6 +174,17 @@ class SyntheticConfig(Section):
     """Of the transition matrix and the held-out sequences; the training sequences follow the data seed, too."""
 
 
+class RetrievalConfig(Section):
+    """Retrieval documents among the windows of text (docs/long_context.md): facts, and questions that they answer."""
+
+    share: float = Field(0.5, gt=0, le=1)
+    """Share of training sequences that are such documents."""
+    max_facts: int = Field(8, ge=1, le=100)
+    """Facts in a document: one to this many, equally often."""
+    noise_share: float = Field(0.3, ge=0, le=1)
+    """Share of documents whose facts stand among a few repeated sentences, in place of the corpus's text."""
+
+
 class DataConfig(Section):
     """What the model reads."""
 
@@ -160,6 +200,8 @@ class DataConfig(Section):
     """Share of each domain: by tokens, equal, or weights by name."""
     synthetic: SyntheticConfig | None = None
     """What bigram_backcopy is made of; null with any other corpus."""
+    retrieval: RetrievalConfig | None = None
+    """Retrieval documents in training, beside the corpus's text; null means none."""
 
     @model_validator(mode="after")
     def _synthetic(self) -> DataConfig:
@@ -170,6 +212,8 @@ class DataConfig(Section):
                     f"legal: data.corpus={' or '.join(SYNTHETIC_CORPORA)}, or data.synthetic=null"
                 )
             return self
+        if self.retrieval is not None:
+            raise ValueError(f"data.retrieval: hides facts in text, and '{self.corpus}' is none; legal: null")
         if self.mixture != "proportional":
             raise ValueError(f"data.mixture={self.mixture!r}: '{self.corpus}' has one domain; legal: proportional")
         if self.synthetic is None:
@@ -252,8 +296,8 @@ class Recipe(Section):
     optim: OptimConfig = Field(default_factory=OptimConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
-    param_match: Literal["none", "ffn"] = "none"
-    """ffn: change ffn_dim until the variant has the baseline's parameter count (the residual is reported)."""
+    param_match: Literal["none", "ffn", "flops"] = "none"
+    """Change ffn_dim until the variant has the baseline's parameters (ffn), or its FLOPs a training token (flops)."""
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Recipe:
@@ -272,8 +316,19 @@ class Recipe(Section):
         return self
 
 
+class InitConfig(Section):
+    """The trained run whose weights another begins with (`gatebench extend`)."""
+
+    run: str
+    """Its name, as below `results/runs`: recipe, variant, seed and fingerprint."""
+    path: str | None = None
+    """Its directory; null means results/runs/<run>."""
+    weights_sha256: str | None = None
+    """Hash of the weights; filled in when the run is prepared."""
+
+
 RESULT_NEUTRAL = (
-    *("description", "overrides"),
+    *("description", "overrides", "init.path"),
     *("train.loggers", "train.log_every", "train.watch_every", "train.recompute"),
     *("train.checkpoint_every", "train.snapshot_every"),
 )
@@ -292,6 +347,8 @@ class RunConfig(Recipe):
     overrides: list[str] = Field(default_factory=list)
     corpus_fingerprint: str | None = None
     """Identity of the corpus that the run reads; filled in when the run is prepared."""
+    init: InitConfig | None = None
+    """Where the weights come from that training begins with; null means initial values of its own."""
 
     @property
     def data_seed(self) -> int:
@@ -315,10 +372,16 @@ class RunConfig(Recipe):
         content = {key: value for key, value in content.items() if key not in RESULT_NEUTRAL}
         if self.data.synthetic is None:  # a run on text is the run that it was before there was other data
             del content["data.synthetic"]
+        if self.data.retrieval is None:
+            del content["data.retrieval"]
         if self.model.moe is None:  # and likewise before there were experts
             del content["model.moe"]
         if self.model.context_length is None:  # or kernels that know the context's length
             del content["model.context_length"]
+        if self.model.rope_scaling is None:
+            del content["model.rope_scaling"]
+        # a run's name says all that decides its weights: their hash, unknown before it is trained, is no part of this
+        content.pop("init" if self.init is None else "init.weights_sha256")
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
     @property
@@ -369,32 +432,3 @@ def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
-
-
-def one_line(error: ValidationError, model: type[BaseModel]) -> str:
-    """Return the first mistake of `error` as one line that names key, value and what would be legal."""
-    first = error.errors()[0]
-    # Members of a union stand in the location, too: data.mixture.dict[str,float].english
-    location = [part for part in first["loc"] if isinstance(part, str) and "[" not in part]
-    key = ".".join(location)
-    if first["type"] == "extra_forbidden":
-        section = _section(model, location[:-1])
-        return f"key '{key}' is unknown; {nearest(location[-1], section.model_fields)}"
-    if first["type"] == "missing":
-        return f"key '{key}' is missing, and has no default"
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "value_error":
-        return message
-    return f"{key}={first['input']!r}: {message[0].lower() + message[1:]}"
-
-
-def _section(model: type[BaseModel], path: list[str]) -> type[BaseModel]:
-    for name in path:
-        field = model.model_fields.get(name)
-        annotation = field.annotation if field else None
-        members = [member for member in get_args(annotation) if member is not type(None)]
-        annotation = members[0] if len(members) == 1 else annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return model
-        model = annotation
-    return model

@@ -10,9 +10,10 @@ import yaml
 from pydantic import ValidationError
 
 from gatebench import variants
-from gatebench.config import Recipe, RunConfig, apply_variant, one_line
+from gatebench.config import Recipe, RunConfig, apply_variant
 from gatebench.errors import UserError, nearest
 from gatebench.paths import project_root
+from gatebench.validation import one_line
 
 T = TypeVar("T", bound=Recipe)
 
@@ -97,6 +98,15 @@ def make_run(recipe: str, variant: str, seed: int = 0, overrides: list[str] | tu
         "overrides": sorted(overrides),
     }
     return _validated(RunConfig, content, f"seed {seed}")
+
+
+def changed_run(config: RunConfig, overrides: list[str] | tuple[str, ...]) -> RunConfig:
+    """Return `config` with `section.key=value` overrides applied on top. Raises UserError as `make_run`."""
+    content = config.model_dump()
+    for override in overrides:
+        _apply_override(content, override)
+    content["overrides"] = sorted({*config.overrides, *overrides})
+    return _validated(RunConfig, content, config.run_name)
 
 
 def run_from_yaml(text: str, where: str) -> RunConfig:

@@ -174,7 +174,7 @@ def test_yaml_floats_without_a_dot_are_numbers() -> None:
         ("data.mixture=equal", ["data.mixture='equal'", "'proportional' or 'uniform'"]),
         ("data.mixture={english: much}", ["data.mixture={'english': 'much'}"]),
         ("data.seq_len=4", ["data.seq_len=4", "greater than or equal to 8"]),
-        ("param_match=attention", ["param_match='attention'", "'none' or 'ffn'"]),
+        ("param_match=attention", ["param_match='attention'", "'none', 'ffn' or 'flops'"]),
         ("optim.lr", ["--set 'optim.lr'", "must be key=value"]),
         ("=3", ["--set '=3'", "must be key=value"]),
         ("optim..lr=3", ["--set 'optim..lr=3'", "must be key=value"]),

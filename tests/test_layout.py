@@ -18,9 +18,9 @@ PACKAGE = ROOT / "gatebench"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Anyone may import these; they import only one another.
-BASE = {"errors", "paths", "config", "recipes", "gatespec", "design", "variants", "paper"}
+BASE = {"errors", "paths", "config", "recipes", "gatespec", "design", "validation", "variants", "paper"}
 # Each of these imports from those to its left and from BASE.
-LAYERS = ["model", "data", "training", "evaluation", "sweep", "report", "cli"]
+LAYERS = ["model", "data", "training", "hf", "evaluation", "sweep", "report", "cli"]
 
 TOP_LEVEL = {
     *("README.md", "CHANGELOG.md", "LICENSE", "Makefile", "pyproject.toml", "constraints.txt"),

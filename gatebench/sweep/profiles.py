@@ -7,10 +7,11 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from gatebench.config import Section, one_line
+from gatebench.config import Section
 from gatebench.errors import UserError, nearest
 from gatebench.paths import project_root
 from gatebench.recipes import parse_yaml
+from gatebench.validation import one_line
 
 
 class ClusterProfile(Section):
