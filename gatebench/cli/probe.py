@@ -1,4 +1,4 @@
-"""`gatebench probe`: every probe of trained runs, interventions on them, and figures of both."""
+"""`gatebench probe`: every probe of trained runs or other checkpoints, interventions on runs, and figures of both."""
 
 from __future__ import annotations
 
@@ -37,7 +37,11 @@ class Group:
 def probe(
     run_dirs: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[RUN_DIR...]", help="Run directories: one, or several to compare.", show_default=False),
+        typer.Argument(
+            metavar="[RUN_DIR...]",
+            help="Run directories: one, or several to compare. Or other checkpoints (docs/huggingface.md), or hub ids.",
+            show_default=False,
+        ),
     ] = None,
     study: Annotated[
         str | None, typer.Option(metavar="STUDY", help="Probe the runs of this study, in place of RUN_DIR...")
@@ -64,6 +68,10 @@ def probe(
         int | None, typer.Option(min=8, help="Held-out tokens to probe (default: the run's eval.probe_tokens).")
     ] = None,
     seq_len: Annotated[int | None, typer.Option(min=8, help="Context length (default: the run's own).")] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(help="For checkpoints: the text to read (default: held-out documents of six_domains)."),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder of tables and figures (a run: its own; several: results/probe; a study's: its own)."),
@@ -84,7 +92,7 @@ def probe(
     elif run_dirs:
         raise UserError(f"--study {study}: not with run directories ({run_dirs[0]}); legal: one or the other")
     else:
-        groups = _study_groups(study, seeds, settings, out)
+        groups = study_groups(study, seeds, settings, out)
 
     import torch
 
@@ -102,13 +110,18 @@ def probe(
     )
     if threads:
         torch.set_num_threads(threads)
-    opened = {path: open_run(path) for group in groups for path in group.run_dirs}
-    found = {
-        path: run_probes(trained, request, log=lambda line: print(line, file=sys.stderr))
-        for path, trained in opened.items()
-    }
-    recipes = {path: trained.config.recipe for path, trained in opened.items()}
-    contents, files = [], [path / "probe" for path in opened]
+    if sources := [path for path in run_dirs or [] if _is_checkpoint(path)]:
+        groups, found = _checkpoints(run_dirs or [], sources, request, text, out)
+        recipes = dict.fromkeys(found, "checkpoints")
+    elif text is not None:
+        raise UserError(
+            f"--text {text}: goes with checkpoints; legal: a run reads the held-out documents of its corpus"
+        )
+    else:
+        opened = {path: open_run(path) for group in groups for path in group.run_dirs}
+        found = {path: run_probes(trained, request, log=_log) for path, trained in opened.items()}
+        recipes = {path: trained.config.recipe for path, trained in opened.items()}
+    contents, files = [], [path / "probe" for path in found]
     for group in groups:
         content, shown, written = _report(group, request, found, recipes, figures=figures)
         files += written
@@ -117,7 +130,7 @@ def probe(
             stdout_console().print(part)
     if as_json:
         whole = contents[0] if study is None else {"study": study, "combinations": contents}
-        print(json.dumps({**whole, "files": [str(path) for path in files[len(opened) :]]}, indent=1))
+        print(json.dumps({**whole, "files": [str(path) for path in files[len(found) :]]}, indent=1))
     for path in files:
         print(f"  {path}", file=sys.stderr)
 
@@ -129,12 +142,44 @@ def _checked(run_dirs: list[Path]) -> list[Path]:
         raise UserError("probe: nothing to measure; legal: run directories, or --study STUDY")
     if twice := {str(path) for path in run_dirs if sum(path.resolve() == other.resolve() for other in run_dirs) > 1}:
         raise UserError(f"{sorted(twice)[0]}: named twice; legal: each run directory once")
-    if missing := [path for path in run_dirs if not path.is_dir()]:
+    if missing := [path for path in run_dirs if not path.is_dir() and len(path.parts) != 2]:
         raise UserError(f"{missing[0]}: no such directory; legal: a run directory (results/runs/<recipe>/<run>)")
     return run_dirs
 
 
-def _study_groups(name: str, seeds: int | None, settings: Sequence[str], out: Path | None) -> list[Group]:
+def _is_checkpoint(path: Path) -> bool:
+    """Say whether `path` is a checkpoint's directory or, as no directory, the hub id owner/name of one."""
+    return (path / "config.json").is_file() or not path.is_dir()
+
+
+def _checkpoints(
+    paths: list[Path], sources: list[Path], request: Request, text: Path | None, out: Path | None
+) -> tuple[list[Group], dict[Path, dict[str, Any]]]:
+    """Probe checkpoints, each into a folder of its name; return them as one group, and what was found by folder."""
+    from gatebench.errors import UserError
+    from gatebench.evaluation.checkpoint_probes import probe_checkpoint
+    from gatebench.paths import project_root
+
+    if len(sources) < len(paths):
+        raise UserError(f"{sources[0]}: a checkpoint beside run directories; legal: the ones or the others")
+    if request.interventions or request.every_checkpoint:
+        raise UserError(f"{sources[0]}: --intervene and --every-checkpoint go with run directories alone")
+    folder = out or project_root() / "results" / "probe"
+    found = {
+        folder / path.name: probe_checkpoint(str(path), folder / path.name, request, text, log=_log) for path in sources
+    }
+    if len({run["variant"] for run in found.values()}) < len(sources):
+        raise UserError(
+            "checkpoints of one variant cannot stand in one table; legal: one of each variant, or one alone"
+        )
+    return [Group("", list(found), out)], found
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def study_groups(name: str, seeds: int | None, settings: Sequence[str], out: Path | None) -> list[Group]:
     """The finished runs of a study, in plan order, a group a combination; diverged ones are left out and named.
 
     Raises UserError where a run is not finished.
@@ -265,7 +310,9 @@ def _overview(found: list[dict[str, Any]], title: str, columns: tuple[tuple[str,
 
 
 def _names(found: list[dict[str, Any]]) -> list[str]:
-    """Variant and seed, or the run's name where two have the same."""
+    """Variant and seed, or the run's name where two have the same or none has a seed."""
+    if any(run["seed"] is None for run in found):
+        return [run["run"] for run in found]
     short = [f"{run['variant']} s{run['seed']}" for run in found]
     return short if len(set(short)) == len(short) else [run["run"] for run in found]
 

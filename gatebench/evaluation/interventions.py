@@ -180,7 +180,8 @@ def blocked_first_key(model: Transformer, layers: Collection[int] | None = None)
     """Take the first key away from every query but the first, which has no other; the kernel is that over the rest.
 
     With registers it is the first register. Null keys stay. Needs no mask: queries and keys from the second on are
-    causal among themselves. What probes read (`Kernel.shares`) is blocked alike. Prefill only (no KV cache).
+    causal among themselves. What probes read (`Kernel.shares`) is blocked alike. Prefill only (no KV cache),
+    no padding.
     """
     with ExitStack() as stack:
         for attention in _attentions(model, layers):
@@ -191,7 +192,7 @@ def blocked_first_key(model: Transformer, layers: Collection[int] | None = None)
 
 
 def _without_first_key(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def blocked(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None = None) -> Tensor:
+    def blocked(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None = None, mask: None = None) -> Tensor:
         first = attend(q[:, :, :1], k[:, :, :1], v[:, :, :1], _part(decay, slice(0, 1)))  # (B, H, 1, D)
         if q.shape[2] == 1:
             return first

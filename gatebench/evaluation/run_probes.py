@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_model
 
-from gatebench import recipes
 from gatebench.data.reading import heldout_windows, open_data
 from gatebench.data.synthetic import BigramBackcopy
 from gatebench.errors import UserError
@@ -28,6 +27,7 @@ from gatebench.evaluation.probes import ProbeResult, probe
 from gatebench.evaluation.sinks import attention_maps
 from gatebench.model.build import build_run_model
 from gatebench.model.transformer import Transformer
+from gatebench.training.extension import initial_model
 from gatebench.training.hardware import resolve_accelerator
 from gatebench.training.run import Trained
 from gatebench.training.rundir import RunDirectory, write_atomic, write_json
@@ -57,9 +57,7 @@ def open_run(path: Path) -> Trained:
     Raises UserError for a folder that is no run, a run without trained weights, and data that was rebuilt since.
     """
     directory = RunDirectory(path)
-    if not directory.config.is_file():
-        raise UserError(f"{path}: holds no config.yaml; legal: a run directory (results/runs/<recipe>/<run>)")
-    config = recipes.run_from_yaml(directory.config.read_text(encoding="utf-8"), str(directory.config))
+    config = directory.read_config()
     if not directory.weights.is_file():
         diverged = directory.is_done() and directory.read_summary().get("status") == "diverged"
         why = "the run diverged" if diverged else "the run is not trained to its end"
@@ -104,11 +102,7 @@ def run_probes(trained: Trained, request: Request, *, log: Callable[[str], None]
     windows = full_windows(trained.corpus, seq_len, bos=config.data.bos, n_tokens=n_tokens)
     triggers = trigger_mask(trained.corpus, windows)
     states = checkpoints(trained) if request.every_checkpoint else []
-    maps = None
-    if request.map_layers:
-        maps = attention_maps(
-            trained.model, windows[:N_MAP_WINDOWS], request.map_layers, device=device, length=request.map_length
-        )
+    maps = kept_maps(trained.model, windows, request, device)
     context = {
         "corpus": trained.corpus.name,
         "corpus_fingerprint": trained.corpus.fingerprint,
@@ -135,14 +129,8 @@ def run_probes(trained: Trained, request: Request, *, log: Callable[[str], None]
     for step, path in states:
         log(f"{directory.name}: probing step {step} of {config.train.steps}")
         series.append(probed(_state(trained, path)))
-    folder = directory.path / FOLDER
-    folder.mkdir(exist_ok=True)
     identity = {key: found[key] for key in ("run", "variant", "seed")}
-    write_json(folder / "probes.json", {**identity, **context, **found["probes"]})
-    _write_arrays(folder / "probes.npz", result.arrays())
-    if maps is not None:
-        layers = np.array([layer + 1 for layer in request.map_layers])
-        _write_arrays(folder / "attention_maps.npz", {"maps": maps, "layers": layers})
+    folder = write_probes(directory.path, identity, context, result, maps, request)
     if request.interventions:
         content = {**identity, **context, "probe_tokens": int(windows.size), "effects": found["interventions"]}
         write_json(folder / "interventions.json", content)
@@ -153,6 +141,34 @@ def run_probes(trained: Trained, request: Request, *, log: Callable[[str], None]
         stacked = {name: np.stack([r.arrays()[name] for r in series]) for name in series[0].arrays()}
         _write_arrays(folder / "checkpoints.npz", {"step": np.array(steps), **stacked})
     return found
+
+
+def kept_maps(
+    model: Transformer, windows: NDArray[np.int64], request: Request, device: torch.device
+) -> NDArray[np.float32] | None:
+    """Return the attention maps that `request` asks for, over the first `windows` (N, T); None for no layer."""
+    if not request.map_layers:
+        return None
+    return attention_maps(model, windows[:N_MAP_WINDOWS], request.map_layers, device=device, length=request.map_length)
+
+
+def write_probes(
+    directory: Path,
+    identity: dict[str, Any],
+    context: dict[str, Any],
+    result: ProbeResult,
+    maps: NDArray[np.float32] | None,
+    request: Request,
+) -> Path:
+    """Write probes and attention maps into the folder `probe` of `directory`; return the folder."""
+    folder = directory / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "probes.json", {**identity, **context, **result.summary(), **result.details()})
+    _write_arrays(folder / "probes.npz", result.arrays())
+    if maps is not None:
+        layers = np.array([layer + 1 for layer in request.map_layers])
+        _write_arrays(folder / "attention_maps.npz", {"maps": maps, "layers": layers})
+    return folder
 
 
 def target_groups(
@@ -200,9 +216,10 @@ def _effects(
 
 
 def _state(trained: Trained, path: Path | None) -> Transformer:
-    model = build_run_model(trained.config)
-    if path is not None:
-        _loaded(model, path)
+    if path is None:
+        model = initial_model(trained.config)
+    else:
+        model = _loaded(build_run_model(trained.config), path)
     return model.to(trained.device).eval()
 
 

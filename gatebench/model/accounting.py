@@ -169,13 +169,33 @@ def match_ffn(config: ModelConfig, variant: Variant, target: int) -> ModelConfig
     Raises UserError where even one FFN unit would be too many.
     """
     unit = 3 * config.d_model * config.n_layers * (config.moe.n_experts if config.moe else 1)
-    rest = total_params(config, variant) - unit * config.ffn_dim
-    ffn_dim = -(-(2 * (target - rest) - unit) // (2 * unit))  # round half down
+    added = total_params(config, variant) - target
+    return _narrowed(config, added, unit, f"param_match='ffn': variant '{variant.name}' adds {added:,} parameters")
+
+
+def match_flops(config: ModelConfig, variant: Variant, target: int, seq_len: int) -> ModelConfig:
+    """Return `config` with the ffn_dim that brings a training token's FLOPs nearest to `target`, as `match_ffn` does.
+
+    Raises UserError where even one FFN unit would be too many.
+    """
+    now = train_flops_per_token(config, variant, seq_len)
+    unit = train_flops_per_token(_with_ffn(config, config.ffn_dim + 1), variant, seq_len) - now
+    added = now - target
+    return _narrowed(config, added, unit, f"param_match='flops': variant '{variant.name}' adds {added:,} FLOPs a token")
+
+
+def _narrowed(config: ModelConfig, added: int, unit: int, what: str) -> ModelConfig:
+    """Return `config` with the ffn_dim that makes up for `added` best, where one of it counts for `unit`."""
+    ffn_dim = config.ffn_dim - (2 * added + unit) // (2 * unit)  # ties: the smaller
     if ffn_dim < 1:
         raise UserError(
-            f"param_match='ffn': variant '{variant.name}' adds {rest - target + unit * config.ffn_dim:,} parameters, "
-            f"more than the whole FFN (ffn_dim={config.ffn_dim}) holds; legal: param_match=none or a larger ffn_dim"
+            f"{what}, more than the whole FFN (ffn_dim={config.ffn_dim}) holds; legal: param_match=none or a larger "
+            "ffn_dim"
         )
+    return _with_ffn(config, ffn_dim)
+
+
+def _with_ffn(config: ModelConfig, ffn_dim: int) -> ModelConfig:
     moe = config.moe and config.moe.model_copy(update={"expert_dim": ffn_dim})
     return config.model_copy(update={"ffn_dim": ffn_dim, "moe": moe})
 
@@ -208,13 +228,16 @@ def account(config: RunConfig) -> Accounting:
     if config.param_match == "ffn":
         model = match_ffn(model, variant, target)
     seq_len = config.data.seq_len
+    flops = train_flops_per_token(config.model, baseline, seq_len)
+    if config.param_match == "flops":
+        model = match_flops(model, variant, flops, seq_len)
     return Accounting(
         model,
         total_params(model, variant),
         target,
         active_params(model, variant),
         train_flops_per_token(model, variant, seq_len),
-        train_flops_per_token(config.model, baseline, seq_len),
+        flops,
     )
 
 

@@ -5,38 +5,18 @@ Letters: B batch, T tokens, C d_model, H query heads, K KV heads, D head_dim, S 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
 from gatebench.config import ModelConfig
 from gatebench.model.gates import GateInputs, GateSite
-from gatebench.model.kernels import KERNELS, HeadOutput
+from gatebench.model.kernels import KERNELS, HeadOutput, causal_mask
 from gatebench.model.norm import RMSNorm
+from gatebench.model.rope import rotate
 from gatebench.model.switch import kv_projection
 from gatebench.variants import Variant
-
-
-class Rope(nn.Module):
-    """Rotary position embedding, rotate-half, computed in fp32 (Su et al. 2021; transformers `modeling_qwen3`)."""
-
-    def __init__(self, head_dim: int, theta: float) -> None:
-        super().__init__()
-        self.head_dim = head_dim
-        self.theta = theta
-
-    def forward(self, start: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return cos and sin (length, 1, D) in fp32 for positions start .. start + length - 1."""
-        exponents = torch.arange(0, self.head_dim, 2, device=device, dtype=torch.float32) / self.head_dim
-        positions = torch.arange(start, start + length, device=device, dtype=torch.float32)
-        angles = torch.outer(positions, 1.0 / self.theta**exponents)  # (length, D/2)
-        angles = torch.cat((angles, angles), dim=-1)[:, None, :]  # (length, 1, D)
-        return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return `x` (B, T, heads, D) rotated by its positions' angles (T, 1, D), in the dtype of `x`."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos.to(x.dtype) + torch.cat((-second, first), dim=-1) * sin.to(x.dtype)
 
 
 class KVCache:
@@ -63,6 +43,29 @@ class KVCache:
             decay = torch.cat((self.decay, self.decay[..., -1:] + decay), dim=2)
         self.k, self.v, self.decay = k, v, decay
         return k, v, decay
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows of the batch, in this order; one may stand there twice (beam search)."""
+        for name in ("k", "v", "decay", "last"):
+            if (held := getattr(self, name)) is not None:
+                setattr(self, name, held.index_select(0, rows))
+
+
+class Padding(NamedTuple):
+    """Of a batch whose rows begin with padding: which tokens are real, and what a query may look at."""
+
+    real: Tensor
+    """(B, T, 1), of the tokens that pass."""
+    mask: Tensor
+    """(B, 1, T, S): earlier keys that are real, and the query's own, so that no row of a map is empty."""
+
+    @classmethod
+    def of(cls, real: Tensor, start: int) -> Padding:
+        """Return that of the tokens from `start` on, where `real` (B, S) says of all which are no padding."""
+        n_keys = real.shape[1]
+        own = torch.eye(n_keys, dtype=torch.bool, device=real.device)[start:]  # (T, S)
+        seen = real[:, None] & causal_mask(n_keys - start, n_keys, real.device)  # (B, T, S)
+        return cls(real[:, start:, None], (seen | own)[:, None])
 
 
 def shifted(x: Tensor, cache: KVCache | None) -> Tensor:
@@ -138,8 +141,11 @@ class Attention(nn.Module):
         sin: Tensor,
         cache: KVCache | None = None,
         first_values: FirstValues | None = None,
+        padding: Padding | None = None,
     ) -> Tensor:
         """Return the attention output (B, T, C) for the normed hidden states `x` (B, T, C)."""
+        if padding is not None:
+            x = x.masked_fill(~padding.real, 0.0)  # as what stands before a sequence's first token is zero
         inputs = self.project(x, cache)
         if first_values is not None:
             inputs = inputs._replace(value=first_values.joined(inputs.value, is_first_layer=self.is_first_layer))
@@ -148,7 +154,8 @@ class Attention(nn.Module):
         v, decay = own_v.transpose(1, 2), self.kernel.decay(x)  # (B, K, T, D), (B, H, T) or None
         if cache is not None:
             k, v, decay = cache.extend(k, v, decay)  # (B, K, S, D), (B, H, S)
-        y = self.head_output(self.kernel(q, k, v, decay).transpose(1, 2), own_v)  # (B, T, H, D)
+        y = self.kernel(q, k, v, decay, mask=None if padding is None else padding.mask)  # (B, H, T, D)
+        y = self.head_output(y.transpose(1, 2), own_v)  # (B, T, H, D)
         inputs = inputs._replace(output=y)
         y = self.g1(y, inputs)
         out = self.o_proj(y.flatten(2))  # (B, T, C)

@@ -21,6 +21,8 @@ from gatebench.design import NULL_KEY_PADDING, Design
 from gatebench.errors import UserError
 from gatebench.model.norm import rms_norm
 
+OptTensor = Tensor | None
+
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
     """Return (queries, keys), True where a query may look; the last query sees every key."""
@@ -39,38 +41,43 @@ def grouped(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, bool]:
     return k, v, groups > 1
 
 
-def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
+def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, mask: OptTensor = None) -> Tensor:
     """Return softmax(scale q kᵀ) v, causal: q (B, H, T, D), k and v (B, K, S, D) -> (B, H, T, D); scale is 1 / √D.
 
-    Torch's fused kernels where they apply. With cached keys (S > T) the mask is aligned to the last key.
+    Torch's fused kernels where they apply. With cached keys (S > T) the mask is aligned to the last key. A `mask` as of
+    `Kernel` is used in place of the causal one.
     """
     k, v, enable_gqa = grouped(q, k, v)
-    if q.shape[2] == k.shape[2]:
+    if mask is None and q.shape[2] == k.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=enable_gqa)
-    mask = causal_mask(q.shape[2], k.shape[2], q.device)
+    if mask is None:
+        mask = causal_mask(q.shape[2], k.shape[2], q.device)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=enable_gqa)
 
 
-def masked_scores(q: Tensor, k: Tensor) -> Tensor:
+def masked_scores(q: Tensor, k: Tensor, mask: OptTensor = None) -> Tensor:
     """Return q kᵀ / √D in fp32, -inf where a query may not look: q (B, H, T, D), k (B, K, S, D) -> (B, H, T, S)."""
+    if mask is None:
+        mask = causal_mask(q.shape[2], k.shape[2], q.device)
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = (q @ k.mT).float() / math.sqrt(q.shape[-1])
-    return scores.masked_fill(~causal_mask(q.shape[2], k.shape[2], q.device), float("-inf"))
+    return scores.masked_fill(~mask, float("-inf"))
 
 
-def attention_map(q: Tensor, k: Tensor) -> Tensor:
+def attention_map(q: Tensor, k: Tensor, mask: OptTensor = None) -> Tensor:
     """Return the explicit causal map softmax(q kᵀ / √D), fp32: q (B, H, T, D), k (B, K, S, D) -> (B, H, T, S).
 
     Memory grows with T * S: for tests and for pictures of chosen layers; probes stream instead.
     """
-    return masked_scores(q, k).softmax(dim=-1)
+    return masked_scores(q, k, mask).softmax(dim=-1)
 
 
 class Kernel(nn.Module, ABC):
     """Base of every kernel; by itself it computes the output through the explicit map, at B H T S numbers of memory.
 
     Arguments throughout: q (B, H, T, D), k and v (B, K, S, D), and `decay` (B, H, S), which `Forgetting` alone reads:
-    for each key the log of its forget gates, summed up to it. The queries are those of the last T keys.
+    for each key the log of its forget gates, summed up to it. The queries are those of the last T keys. `mask` (B, 1,
+    T, S) says which keys a query may look at, in a batch with padding; None is every key up to its own.
     """
 
     normalised = True
@@ -87,16 +94,16 @@ class Kernel(nn.Module, ABC):
         return None
 
     @abstractmethod
-    def map(self, q: Tensor, k: Tensor, decay: Tensor | None = None) -> Tensor:
+    def map(self, q: Tensor, k: Tensor, decay: OptTensor = None, mask: OptTensor = None) -> Tensor:
         """Return the weights that multiply the values, (B, H, T, S) in fp32."""
 
-    def shares(self, q: Tensor, k: Tensor, decay: Tensor | None = None) -> Tensor:
+    def shares(self, q: Tensor, k: Tensor, decay: OptTensor = None, mask: OptTensor = None) -> Tensor:
         """Return which share of its attention a query pays each key, (B, H, T, S) in fp32.
 
         That is `map`; where the weights are no shares, their magnitudes over the row's sum, as the proxy scores of Gu
         et al. (2024, arXiv 2410.10781) for sigmoid attention. A row of zeros stays zeros.
         """
-        weights = self.map(q, k, decay)
+        weights = self.map(q, k, decay, mask)
         if self.normalised:
             return weights
         return F.normalize(weights, p=1.0, dim=-1).abs()
@@ -105,25 +112,25 @@ class Kernel(nn.Module, ABC):
         """Return the values that each query head averages, (B, H, S, D)."""
         return v.repeat_interleave(n_heads // v.shape[1], dim=1)
 
-    def explicit(self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None = None) -> Tensor:
+    def explicit(self, q: Tensor, k: Tensor, v: Tensor, decay: OptTensor = None, mask: OptTensor = None) -> Tensor:
         """Return the output (B, H, T, D) through the explicit map."""
-        return self.map(q, k, decay).to(v.dtype) @ self.by_query_head(v, q.shape[1])
+        return self.map(q, k, decay, mask).to(v.dtype) @ self.by_query_head(v, q.shape[1])
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None = None) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, decay: OptTensor = None, mask: OptTensor = None) -> Tensor:
         """Return the output (B, H, T, D)."""
-        return self.explicit(q, k, v, decay)
+        return self.explicit(q, k, v, decay, mask)
 
 
 class Softmax(Kernel):
     """softmax(q kᵀ / √D) v."""
 
-    def map(self, q: Tensor, k: Tensor, decay: Tensor | None = None) -> Tensor:
+    def map(self, q: Tensor, k: Tensor, decay: OptTensor = None, mask: OptTensor = None) -> Tensor:
         """Return `attention_map`."""
-        return attention_map(q, k)
+        return attention_map(q, k, mask)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None = None) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, decay: OptTensor = None, mask: OptTensor = None) -> Tensor:
         """Return `sdpa`."""
-        return sdpa(q, k, v)
+        return sdpa(q, k, v, mask=mask)
 
 
 class NullKey(Kernel):
@@ -138,14 +145,22 @@ class NullKey(Kernel):
     def null_scores(self, q: Tensor) -> Tensor:
         """Return the score of the null key, something that broadcasts to (B, H, T, 1), in fp32."""
 
-    def map(self, q: Tensor, k: Tensor, decay: Tensor | None = None) -> Tensor:
+    def map(self, q: Tensor, k: Tensor, decay: OptTensor = None, mask: OptTensor = None) -> Tensor:
         """Return the weights of the tokens' keys; a row sums to less than one by the null key's share."""
-        scores = masked_scores(q, k)
+        scores = masked_scores(q, k, mask)
         null = self.null_scores(q).expand(*scores.shape[:3], 1)
         return torch.cat((null, scores), dim=-1).softmax(dim=-1)[..., 1:]
 
     def beside(
-        self, q: Tensor, k: Tensor, v: Tensor, null_key: Tensor, null_value: Tensor | None = None, *, scale: float
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        null_key: Tensor,
+        null_value: OptTensor = None,
+        *,
+        scale: float,
+        mask: OptTensor,
     ) -> Tensor:
         """Return `sdpa` beside a null key and value (K or 1, 1, D); no value is a value of zero."""
         k = torch.cat((null_key.to(k.dtype).expand(*k.shape[:2], 1, -1), k), dim=2)  # (B, K, 1 + S, D)
@@ -153,7 +168,9 @@ class NullKey(Kernel):
             v = F.pad(v, (0, 0, 1, 0))
         else:
             v = torch.cat((null_value.to(v.dtype).expand(*v.shape[:2], 1, -1), v), dim=2)
-        return sdpa(F.pad(q, (0, 0, 1, 0)), k, v, scale)[:, :, 1:]
+        if mask is not None:
+            mask = F.pad(mask, (1, 0, 1, 0), value=True)
+        return sdpa(F.pad(q, (0, 0, 1, 0)), k, v, scale, mask)[:, :, 1:]
 
 
 class Softmax1(NullKey):
@@ -163,9 +180,10 @@ class Softmax1(NullKey):
         """Return 0."""
         return torch.zeros(1, 1, 1, 1, device=q.device)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None = None) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, decay: OptTensor = None, mask: OptTensor = None) -> Tensor:
         """Return the output (B, H, T, D)."""
-        return self.beside(q, k, v, torch.zeros(1, 1, q.shape[-1], device=q.device), scale=q.shape[-1] ** -0.5)
+        null = torch.zeros(1, 1, q.shape[-1], device=q.device)
+        return self.beside(q, k, v, null, scale=q.shape[-1] ** -0.5, mask=mask)
 
 
 class SinkLogits(NullKey):
@@ -184,7 +202,7 @@ class SinkLogits(NullKey):
         """Return s_h."""
         return self.sink_logits.float()[:, None, None]
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None = None) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, decay: OptTensor = None, mask: OptTensor = None) -> Tensor:
         """Return the output (B, H, T, D)."""
         width = q.shape[-1]
         s = (self.sink_logits * math.sqrt(width)).to(q.dtype)[:, None, None].expand(*q.shape[:3], 1)
@@ -192,7 +210,8 @@ class SinkLogits(NullKey):
         q = F.pad(torch.cat((q, s), dim=-1), (0, NULL_KEY_PADDING - 1))
         null = torch.zeros(1, 1, width + NULL_KEY_PADDING, device=q.device)
         null[..., width] = 1.0
-        return self.beside(q, F.pad(k, padding), F.pad(v, padding), null, scale=width**-0.5)[..., : v.shape[-1]]
+        y = self.beside(q, F.pad(k, padding), F.pad(v, padding), null, scale=width**-0.5, mask=mask)
+        return y[..., : v.shape[-1]]
 
 
 class KvBias(NullKey):
@@ -211,16 +230,17 @@ class KvBias(NullKey):
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         return (q @ k.mT).float() / math.sqrt(q.shape[-1])
 
-    def explicit(self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None = None) -> Tensor:
+    def explicit(self, q: Tensor, k: Tensor, v: Tensor, decay: OptTensor = None, mask: OptTensor = None) -> Tensor:
         """Return the output (B, H, T, D) through the explicit map: what the tokens leave goes to v'."""
-        weights = self.map(q, k, decay)
+        weights = self.map(q, k, decay, mask)
         left = (1.0 - weights.sum(dim=-1, keepdim=True)).to(v.dtype)
         null_value = self.by_query_head(self.null_value[None, :, None].to(v.dtype), q.shape[1])
         return weights.to(v.dtype) @ self.by_query_head(v, q.shape[1]) + left * null_value
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None = None) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, decay: OptTensor = None, mask: OptTensor = None) -> Tensor:
         """Return the output (B, H, T, D)."""
-        return self.beside(q, k, v, self.null_key[:, None], self.null_value[:, None], scale=q.shape[-1] ** -0.5)
+        null_key, null_value = self.null_key[:, None], self.null_value[:, None]
+        return self.beside(q, k, v, null_key, null_value, scale=q.shape[-1] ** -0.5, mask=mask)
 
 
 def trained_length(config: ModelConfig, design: Design) -> int:
@@ -241,17 +261,17 @@ class Sigmoid(Kernel):
         super().__init__(config, design, depth)
         self.bias = -math.log(trained_length(config, design))
 
-    def map(self, q: Tensor, k: Tensor, decay: Tensor | None = None) -> Tensor:
+    def map(self, q: Tensor, k: Tensor, decay: OptTensor = None, mask: OptTensor = None) -> Tensor:
         """Return weights in (0, 1); a row may sum to anything."""
-        return (masked_scores(q, k) + self.bias).sigmoid()
+        return (masked_scores(q, k, mask) + self.bias).sigmoid()
 
 
 class Softpick(Kernel):
     """relu(exp(x) - 1) / (Σ |exp(x) - 1| + 1e-8)."""
 
-    def map(self, q: Tensor, k: Tensor, decay: Tensor | None = None) -> Tensor:
+    def map(self, q: Tensor, k: Tensor, decay: OptTensor = None, mask: OptTensor = None) -> Tensor:
         """Return weights of at least 0; a row sums to at most one, and to 0 where every score is negative."""
-        scores = masked_scores(q, k)
+        scores = masked_scores(q, k, mask)
         shift = scores.detach().amax(dim=-1, keepdim=True).clamp(min=0.0)  # divides everything by exp(shift)
         one = (-shift).exp()
         excess = (scores - shift).exp() - one
@@ -266,9 +286,9 @@ class ClippedSoftmax(Kernel):
         super().__init__(config, design, depth)
         self.gamma = -design.clipped_alpha / trained_length(config, design)
 
-    def map(self, q: Tensor, k: Tensor, decay: Tensor | None = None) -> Tensor:
+    def map(self, q: Tensor, k: Tensor, decay: OptTensor = None, mask: OptTensor = None) -> Tensor:
         """Return weights in [0, 1], exactly 0 where softmax is below about α / n; a row sums to at most one."""
-        return ((1.0 - self.gamma) * attention_map(q, k) + self.gamma).clamp(0.0, 1.0)
+        return ((1.0 - self.gamma) * attention_map(q, k, mask) + self.gamma).clamp(0.0, 1.0)
 
 
 class Forgetting(Kernel):
@@ -285,11 +305,11 @@ class Forgetting(Kernel):
         """Return c (B, H, T)."""
         return F.logsigmoid(self.forget(x).float()).cumsum(dim=1).transpose(1, 2)
 
-    def map(self, q: Tensor, k: Tensor, decay: Tensor | None = None) -> Tensor:
+    def map(self, q: Tensor, k: Tensor, decay: OptTensor = None, mask: OptTensor = None) -> Tensor:
         """Return weights whose rows sum to one."""
         assert decay is not None
         bias = decay[:, :, -q.shape[2] :, None] - decay[:, :, None, :]  # (B, H, T, S)
-        return (masked_scores(q, k) + bias).softmax(dim=-1)
+        return (masked_scores(q, k, mask) + bias).softmax(dim=-1)
 
 
 class Differential(Kernel):
@@ -305,7 +325,7 @@ class Differential(Kernel):
     def __init__(self, config: ModelConfig, design: Design, depth: int) -> None:
         super().__init__(config, design, depth)
         # A tensor, so that torch.compile needs no graph for every depth; on the CPU, so that it is never a meta tensor.
-        self.lambda_init = torch.tensor(lambda_init(depth), device="cpu")
+        self.lambda_init = torch.tensor(lambda_init(depth), dtype=torch.float32, device="cpu")
         self.lambda_q1 = nn.Parameter(torch.empty(config.head_dim))
         self.lambda_k1 = nn.Parameter(torch.empty(config.head_dim))
         self.lambda_q2 = nn.Parameter(torch.empty(config.head_dim))
@@ -317,21 +337,21 @@ class Differential(Kernel):
         second = (self.lambda_q2 * self.lambda_k2).float().sum().exp()
         return first - second + self.lambda_init
 
-    def map(self, q: Tensor, k: Tensor, decay: Tensor | None = None) -> Tensor:
+    def map(self, q: Tensor, k: Tensor, decay: OptTensor = None, mask: OptTensor = None) -> Tensor:
         """Return signed weights, the same for both heads of a pair; a row sums to 1 - λ."""
-        first, second = attention_map(_pairs(q), _pairs(k)).chunk(2, dim=1)  # (B, H/2, T, S) each
+        first, second = attention_map(_pairs(q), _pairs(k), mask).chunk(2, dim=1)  # (B, H/2, T, S) each
         return (first - self.subtracted() * second).repeat_interleave(2, dim=1)
 
     def by_query_head(self, v: Tensor, n_heads: int) -> Tensor:
         """Return the values that each query head averages: even heads a first half of V, odd heads a second."""
         return v.unflatten(1, (-1, 2)).repeat_interleave(n_heads // v.shape[1], dim=1).flatten(1, 2)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None = None) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, decay: OptTensor = None, mask: OptTensor = None) -> Tensor:
         """Return the output (B, H, T, D)."""
         q, k, subtracted = _pairs(q), _pairs(k), self.subtracted().to(v.dtype)
         halves = []
         for half in (v[:, 0::2], v[:, 1::2]):  # (B, K/2, S, D)
-            first, second = sdpa(q, k, torch.cat((half, half), dim=1)).chunk(2, dim=1)
+            first, second = sdpa(q, k, torch.cat((half, half), dim=1), mask=mask).chunk(2, dim=1)
             halves.append(first - subtracted * second)
         return torch.stack(halves, dim=2).flatten(1, 2)
 
@@ -360,7 +380,7 @@ class HeadOutput(nn.Module):
         if self.differential:
             self.norm_eps = config.norm_eps
             self.gain = nn.Parameter(torch.ones(2 * config.head_dim))
-            self.scale = torch.tensor(1.0 - lambda_init(depth), device="cpu")  # a tensor: see `Differential`
+            self.scale = torch.tensor(1.0 - lambda_init(depth), dtype=torch.float32, device="cpu")  # see `Differential`
 
     def forward(self, y: Tensor, v: Tensor) -> Tensor:
         """Return (B, T, H, D) for the averages `y` (B, T, H, D) and the same tokens' values `v` (B, T, K, D)."""

@@ -59,7 +59,7 @@ def load(run_dir: str | Path) -> ProbedRun:
     return ProbedRun(
         run=str(summary["run"]),
         variant=str(summary["variant"]),
-        seed=int(summary["seed"]),
+        seed=summary["seed"] or 0,  # a checkpoint from elsewhere has none
         summary=summary,
         arrays=_arrays(folder / "probes.npz"),
         checkpoints=_arrays(folder / "checkpoints.npz") if of_this_context("checkpoints.json") else {},

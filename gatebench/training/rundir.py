@@ -61,6 +61,12 @@ class RunDirectory:
             return None
         return "diverged" if (read_json(self.summary) or {}).get("status") == "diverged" else "done"
 
+    def read_config(self) -> RunConfig:
+        """Return `config.yaml`. Raises UserError where there is none."""
+        if not self.config.is_file():
+            raise UserError(f"{self.path}: holds no config.yaml; legal: a run directory (results/runs/<recipe>/<run>)")
+        return recipes.run_from_yaml(self.config.read_text(encoding="utf-8"), str(self.config))
+
     def read_summary(self) -> dict[str, Any]:
         """Return `summary.json`."""
         summary: dict[str, Any] = json.loads(self.summary.read_text(encoding="utf-8"))

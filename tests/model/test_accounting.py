@@ -145,6 +145,26 @@ def test_the_residual_of_parameter_matching_is_at_most_half_an_ffn_unit(name: st
     assert costs.n_params == costs.n_params_baseline + costs.added == built_final(costs.model, name)
 
 
+@pytest.mark.parametrize("name", variants.registry())
+def test_the_residual_of_flop_matching_is_at_most_half_an_ffn_unit(name: str) -> None:
+    experts = any(key.startswith("moe.") for key in variants.get(name).ratios)
+    recipe, width = ("moe_tiny", "model.moe.expert_dim=88") if experts else ("quick", "model.ffn_dim=768")
+    costs = account(make_run(recipe, name, 0, ["param_match=flops", width]))
+    active = costs.model.moe.top_k if costs.model.moe else 1
+    unit = 18 * costs.model.d_model * costs.model.n_layers * active  # 3 matrices, 2 FLOPs a weight, 3 passes
+    residual = costs.flops_per_token - costs.flops_per_token_baseline
+    assert abs(residual) <= unit / 2 * 1.02 + 3  # registers pass through the FFN, too; shares are rounded down
+
+
+def test_flops_are_matched_where_parameters_would_be_others() -> None:
+    """Half as many query heads again cost FLOPs in the T x T map that no parameter shows."""
+    by_params, by_flops = (
+        account(make_run("quick", "q_heads_x1p5", 0, [f"param_match={m}"])) for m in ("ffn", "flops")
+    )
+    assert by_flops.model.ffn_dim < by_params.model.ffn_dim < make_run("quick", "baseline").model.ffn_dim
+    assert by_flops.added < -5_000 and abs(by_params.added) <= 3 * 128 * 4 / 2
+
+
 def built_final(config: ModelConfig, name: str) -> int:
     """Return numel of the model whose shape is final."""
     with torch.device("meta"):

@@ -1,0 +1,89 @@
+"""From a model to a directory that others load."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from huggingface_hub import save_torch_state_dict
+from transformers import PreTrainedTokenizerBase
+
+from gatebench.errors import UserError
+from gatebench.hf import foreign
+from gatebench.hf.layouts import QWEN3, RELEASED, to_layout
+from gatebench.hf.modeling import GatebenchForCausalLM
+
+FOREIGN = {layout.name: layout for layout in (QWEN3, RELEASED)}
+LAYOUTS = ("auto", "gatebench", *FOREIGN)
+
+
+def choose_layout(model: GatebenchForCausalLM, layout: str) -> str:
+    """Return the layout to write; `auto` is the first of qwen3, released and gatebench that holds the model.
+
+    Raises UserError for a name that is none, and for a layout that cannot hold the model.
+    """
+    if layout not in LAYOUTS:
+        raise UserError(f"--layout {layout}: unknown; legal: {', '.join(LAYOUTS)}")
+    shape, variant = model.transformer.config, model.transformer.variant
+    held = [name for name, other in FOREIGN.items() if foreign.why_not(other, shape, variant) is None]
+    held.append("gatebench")
+    if layout == "auto":
+        return held[0]
+    if layout not in held:
+        why = foreign.why_not(FOREIGN[layout], shape, variant)
+        raise UserError(f"--layout {layout}: cannot hold {variant.name} ({why}); legal: {', '.join(held)}")
+    return layout
+
+
+def export(
+    model: GatebenchForCausalLM,
+    tokenizer: PreTrainedTokenizerBase | None,
+    to: str | Path,
+    *,
+    layout: str = "auto",
+    card: str = "",
+) -> str:
+    """Write weights, config, tokenizer and model card into the directory `to`; return the name of the layout.
+
+    `qwen3` is a stock Qwen3 or Qwen3-MoE, which transformers loads without gatebench; `released` is what the released
+    code reads; `gatebench` holds any variant. Weights keep their dtype. The directory appears whole or not at all.
+
+    Raises:
+        UserError: a layout that cannot hold the model; a `to` that is a file, holds files, or cannot be written.
+    """
+    name = choose_layout(model, layout)
+    to = Path(to)
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise UserError(f"--to {to}: is there and not an empty directory; legal: a new one")
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{to.name}-", dir=to.parent) as scratch:
+            whole = Path(scratch) / to.name
+            whole.mkdir()
+            _write(model, whole, name)
+            for weights in whole.glob("*.safetensors"):  # which are written for the owner alone
+                shutil.copymode(whole / "config.json", weights)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(whole)
+            if card:
+                (whole / "README.md").write_text(card, encoding="utf-8", newline="\n")
+            os.replace(whole, to)
+    except OSError as error:
+        raise UserError(f"--to {to}: cannot be written ({error.strerror or error}); legal: another directory") from None
+    return name
+
+
+def _write(model: GatebenchForCausalLM, folder: Path, layout: str) -> None:
+    if layout == "gatebench":
+        model.save_pretrained(folder)
+        return
+    shape, variant = model.transformer.config, model.transformer.variant
+    content = foreign.write(shape, variant, FOREIGN[layout], str(model.dtype).removeprefix("torch."))
+    tokens = {key: getattr(model.config, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    (folder / "config.json").write_text(json.dumps(content | tokens, indent=2) + "\n", encoding="utf-8")
+    model.generation_config.save_pretrained(folder)
+    weights = to_layout(model.transformer.state_dict(), shape, FOREIGN[layout])
+    save_torch_state_dict(weights, folder, metadata={"format": "pt"})

@@ -1,0 +1,31 @@
+"""A corpus's tokenizer as transformers' own."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedTokenizerFast
+
+from gatebench.data.tokens import Corpus
+
+
+def corpus_tokenizer(corpus: Corpus, *, bos: bool, length: int) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of `corpus` for a model that was trained on windows of `length` tokens.
+
+    With `bos` every text begins with BOS, as the windows did; without, there is no BOS token. Padding is EOS, on the
+    left, so that a batch can be continued.
+    """
+    from tokenizers.processors import ByteLevel, Sequence, TemplateProcessing
+
+    tokenizer = corpus.tokenizer()
+    first, last = (tokenizer.id_to_token(i) for i in (corpus.bos_id, corpus.eos_id))
+    if bos:
+        begin = TemplateProcessing(single=f"{first} $A", pair=f"{first} $A $B", special_tokens=[(first, corpus.bos_id)])
+        tokenizer.post_processor = Sequence([ByteLevel(trim_offsets=False), begin])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=first if bos else None,
+        eos_token=last,
+        pad_token=last,
+        padding_side="left",
+        model_max_length=length,
+        clean_up_tokenization_spaces=False,
+    )
