@@ -60,8 +60,11 @@ class Job:
         return self.files.is_done()
 
     def command(self, threads: int) -> list[str]:
-        """Return the command line that a user would type for this run."""
-        command = [sys.executable, "-m", "gatebench", "train", "--recipe", self.recipe]
+        """Return the command line that a user would type for this run; its directory says what an extension is."""
+        command = [sys.executable, "-m", "gatebench", "train"]
+        if self.config.init is not None:
+            return [*command, "--resume", str(self.directory), "--threads", str(threads)]
+        command += ["--recipe", self.recipe]
         command += ["--variant", self.config.variant, "--seed", str(self.config.seed), "--threads", str(threads)]
         for override in self.overrides:
             command += ["--set", override]

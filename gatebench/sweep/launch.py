@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -86,7 +86,7 @@ def die_with_launcher() -> None:
 
 
 @contextmanager
-def _sigterm_ends_with_cleanup() -> Iterator[None]:
+def sigterm_ends_with_cleanup() -> Iterator[None]:
     """Let SIGTERM unwind the stack as Ctrl-C does, so that the runs are stopped too."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -98,21 +98,21 @@ def _sigterm_ends_with_cleanup() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def run_all(jobs: Sequence[Job], slots: Slots, console: Console) -> list[Job]:
+def run_all(jobs: Sequence[Job], slots: Slots, console: Console, watch: Callable[[], None] = lambda: None) -> list[Job]:
     """Run every job that is not done; return those that failed.
 
     A run that was ended from outside (killed, out of memory) is started again, twice at most; one that ended by an
     error of its own is not. Whatever ends the launcher (Ctrl-C, SIGTERM, on Linux kill -9 too) ends what runs; what is
-    saved resumes.
+    saved resumes. `watch` is called several times a second; what it raises ends them, too.
     """
     for job in jobs:
         job.finish()
-    with _sigterm_ends_with_cleanup(), Board(jobs, console) as board:
-        _run_all(deque(job for job in jobs if job.state == "waiting"), slots, board)
+    with sigterm_ends_with_cleanup(), Board(jobs, console) as board:
+        _run_all(deque(job for job in jobs if job.state == "waiting"), slots, board, watch)
     return [job for job in jobs if job.state == "failed"]
 
 
-def _run_all(waiting: deque[Job], slots: Slots, board: Board) -> None:
+def _run_all(waiting: deque[Job], slots: Slots, board: Board, watch: Callable[[], None]) -> None:
     running: list[Job] = []
     free_gpus = list(slots.gpus)
     try:
@@ -136,16 +136,23 @@ def _run_all(waiting: deque[Job], slots: Slots, board: Board) -> None:
                 else:
                     board.ended(job)
             board.show()
+            watch()
     finally:
         _stop(running)
 
 
-def _start(job: Job, threads: int) -> None:
+def environment(threads: int, gpus: Sequence[int] = ()) -> dict[str, str]:
+    """Return the environment of a process that this one starts: its threads, its GPUs, and whom to end with."""
     env = dict(os.environ, OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
     env[LAUNCHER] = str(os.getpid())
-    if job.gpus:
+    if gpus:
         visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(visible[i] if i < len(visible) else str(i) for i in job.gpus)
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(visible[i] if i < len(visible) else str(i) for i in gpus)
+    return env
+
+
+def _start(job: Job, threads: int) -> None:
+    env = environment(threads, job.gpus)
     job.directory.mkdir(parents=True, exist_ok=True)
     job.state, job.starts, job.exit_code = "running", job.starts + 1, None
     with open(job.files.log, "ab") as log:

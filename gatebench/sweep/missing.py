@@ -49,7 +49,7 @@ def missing_runs(study: Study, console: Console, *, retry_failed: bool, on_clust
     by_directory: dict[Path, Job] = {}  # two combinations may mean the same run
     for run in found.planned:
         prepared = run.config if run.finished else prepare(run.config, elsewhere=on_cluster)[0]
-        directory = run_directory(prepared).path
+        directory = run.directory or run_directory(prepared).path
         job = Job(prepared, directory, run.recipe, run.combination.overrides, run.combination.label)
         by_directory.setdefault(directory, job)
     found.jobs = list(by_directory.values())

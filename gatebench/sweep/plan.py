@@ -15,6 +15,7 @@ from gatebench.model.memory import Memory, memory
 from gatebench.paths import runs_dir
 from gatebench.sweep.devices import DEVICES, Device
 from gatebench.sweep.study import Combination, Study
+from gatebench.training.extension import extended
 from gatebench.training.rundir import RunDirectory, read_json
 
 Status = Literal["done", "diverged", "begun", "missing"]
@@ -31,7 +32,8 @@ class PlannedRun:
     """As the study names it: a name or a path."""
     combination: Combination
     directory: Path | None
-    """None where the corpus, which is part of a run's identity, is not there yet."""
+    """None where the corpus, which is part of a run's identity, is not there yet; of an extension of a run that
+    diverged, that run's."""
     status: Status
 
     @property
@@ -78,17 +80,25 @@ class Measured(NamedTuple):
 def plan(study: Study) -> list[PlannedRun]:
     """Return the runs of `study` in the order in which they would start. Raises UserError for what is not legal."""
     fingerprints: dict[str, str | None] = {}
-    found = []
-    for config, cell in zip(study.runs(), study.cells(), strict=True):
+
+    def tied(config: RunConfig) -> RunConfig:
         key = config.data.model_dump_json()
         if key not in fingerprints:
             fingerprints[key] = _fingerprint(config.data)
-        fingerprint = fingerprints[key]
-        directory = None
-        if fingerprint is not None:
-            config = config.model_copy(update={"corpus_fingerprint": fingerprint})
-            directory = runs_dir() / config.run_name
-        found.append(PlannedRun(config, study.recipe, cell.combination, directory, _status(directory)))
+        return config.model_copy(update={"corpus_fingerprint": fingerprints[key]})
+
+    found = []
+    for config, cell in zip(study.runs(), study.cells(), strict=True):
+        config = tied(config)
+        directory = None if config.corpus_fingerprint is None else runs_dir() / config.run_name
+        status = _status(directory)
+        if study.extend is not None:
+            config = tied(extended(config, study.extend))
+            if status != "diverged":  # what diverged cannot be extended, and that is the result
+                known = directory is not None and config.corpus_fingerprint is not None
+                directory = runs_dir() / config.run_name if known else None
+                status = _status(directory)
+        found.append(PlannedRun(config, study.recipe, cell.combination, directory, status))
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from gatebench.sweep.plan import PlannedRun, plan
 from gatebench.sweep.profiles import ClusterProfile
 from gatebench.sweep.slurm_job import TrainInJob
 from gatebench.sweep.study import Study
-from gatebench.sweep.submissions import Submission, new_submission, only_sweep_here, submissions
+from gatebench.sweep.submissions import Array, Submission, new_submission, only_sweep_here, submissions
 from gatebench.training.rundir import read_json
 
 Place = tuple[str, int]
@@ -50,9 +50,7 @@ def train_missing(
     A run whose job ended from outside is submitted again, twice at most. With `detach` nothing is waited for. Raises
     UserError before anything is submitted.
     """
-    squeue.check_available()
-    if importlib.util.find_spec("submitit") is None:
-        raise UserError("--on slurm: package submitit is missing; pip install 'gatebench[slurm]'")
+    check_available()
     with only_sweep_here(study):
         missing = missing_runs(study, console, retry_failed=retry_failed, on_cluster=True)
         if all(run.finished for run in missing.planned):
@@ -90,6 +88,13 @@ def train_missing(
     return plan(study), [job for job in missing.jobs if not job.finish()]
 
 
+def check_available() -> None:
+    """Raise UserError where nothing can be submitted."""
+    squeue.check_available()
+    if importlib.util.find_spec("submitit") is None:
+        raise UserError("--on slurm: package submitit is missing; pip install 'gatebench[slurm]'")
+
+
 def queued_places(jobs: Sequence[Job]) -> dict[Place, Job]:
     """Return the places in the queue of those jobs that an earlier command has submitted. Raises UserError without one.
 
@@ -122,42 +127,50 @@ def submit(
 
     With `max_parallel` arrays follow one another, so that no more runs go at once.
     """
-    import submitit
-
     limit = profile.max_array_size or squeue.max_array_size()
     places: dict[Place, Job] = {}
     before: str | None = None
     for parameters, members in shapes(jobs, profile, gpus_per_run):
         for chunk in (members[i : i + limit] for i in range(0, len(members), limit)):
             array = submission.add([job.directory for job in chunk])
-            executor = submitit.SlurmExecutor(submission.path / "slurm", max_num_timeout=profile.max_timeouts)
             after = {"dependency": f"afterany:{before}"} if before and max_parallel else {}
-            setup = [
-                f"export PYTHONPATH={shlex.quote(str(code.resolve()))}${{PYTHONPATH:+:$PYTHONPATH}}",
-                "export PYTHONSAFEPATH=1",  # else `python -m` looks in the working directory first: the checkout
-                *parameters["setup"],
+            tasks = [
+                TrainInJob(job.directory.resolve(), profile.cpus_per_task, profile.max_requeues, submission.cancelled)
+                for job in chunk
             ]
-            executor.update_parameters(
-                **{**parameters, "setup": setup},
-                **after,
-                job_name=array.name,
-                array_parallelism=max_parallel or len(chunk),
+            before = submit_array(
+                tasks, array, submission, code, profile, {**parameters, **after}, max_parallel or len(chunk)
             )
-            with executor.batch():
-                handles = [
-                    executor.submit(
-                        TrainInJob(
-                            job.directory.resolve(), profile.cpus_per_task, profile.max_requeues, submission.cancelled
-                        )
-                    )
-                    for job in chunk
-                ]
-            before = handles[0].job_id.partition("_")[0]
             for index, job in enumerate(chunk):
                 job.starts += 1
                 job.state = "waiting"
                 places[array.name, index] = job
     return places
+
+
+def submit_array(
+    tasks: Sequence[Callable[[], object]],
+    array: Array,
+    submission: Submission,
+    code: Path,
+    profile: ClusterProfile,
+    parameters: dict[str, Any],
+    max_parallel: int,
+) -> str:
+    """Submit what the elements of an array do, with the code of the submission; return the array's job id."""
+    import submitit
+
+    executor = submitit.SlurmExecutor(submission.path / "slurm", max_num_timeout=profile.max_timeouts)
+    setup = [
+        f"export PYTHONPATH={shlex.quote(str(code.resolve()))}${{PYTHONPATH:+:$PYTHONPATH}}",
+        "export PYTHONSAFEPATH=1",  # else `python -m` looks in the working directory first: the checkout
+        *parameters["setup"],
+    ]
+    executor.update_parameters(**{**parameters, "setup": setup}, job_name=array.name, array_parallelism=max_parallel)
+    with executor.batch():
+        handles = [executor.submit(task) for task in tasks]
+    job_id: str = handles[0].job_id
+    return job_id.partition("_")[0]
 
 
 def shapes(

@@ -11,10 +11,11 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gatebench.sweep.launch import LAUNCHER
+from gatebench.sweep.launch import environment
 from gatebench.sweep.squeue import job_state
 from gatebench.training.attempt import current_attempt
 from gatebench.training.rundir import RunDirectory, read_json
@@ -58,30 +59,13 @@ class TrainInJob:
 
     def checkpoint(self) -> object | None:
         """Stop the run and return what the job does when it starts again; None where it is not to."""
-        import submitit
-
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
-            deadline = time.monotonic() + STOP_PATIENCE_S
-            while self._process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.1)
-            if self._process.poll() is None:
-                self._process.kill()
-        if self.cancelled.exists() or int(os.environ.get("SLURM_RESTART_COUNT", "0")) >= self.max_requeues:
-            return None
-        again = TrainInJob(self.directory, self.threads, self.max_requeues, self.cancelled)
-        delayed: object = submitit.helpers.DelayedSubmission(again)
-        return delayed
+        stop(self._process)
+        return queued_again(replace(self, _process=None), self.cancelled, self.max_requeues)
 
     def _train(self, run: RunDirectory) -> int:
         command = [sys.executable, "-m", "gatebench", "train", "--resume", str(self.directory)]
         command += ["--threads", str(self.threads), "--takeover"]
-        env = dict(os.environ, OMP_NUM_THREADS=str(self.threads), MKL_NUM_THREADS=str(self.threads))
-        env[LAUNCHER] = str(os.getpid())
-        with open(run.log, "ab") as log:
-            self._process = subprocess.Popen(
-                command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_ignore_requeue_signal
-            )
+        self._process = start(command, self.threads, run.log)
         while (code := self._process.poll()) is None:
             time.sleep(0.2)
         return code
@@ -91,6 +75,41 @@ class TrainInJob:
         if job_state(os.environ.get("SLURM_JOB_ID", "")) in (None, "RUNNING"):
             os.kill(os.getpid(), signal.SIGUSR2)
         time.sleep(SCHEDULER_PATIENCE_S)
+
+
+def start(command: Sequence[str], threads: int, log: Path) -> subprocess.Popen[bytes]:
+    """Start a program of ours that ends with this process; what it prints goes to `log`."""
+    with open(log, "ab") as out:
+        return subprocess.Popen(
+            command,
+            env=environment(threads),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            preexec_fn=_ignore_requeue_signal,
+        )
+
+
+def stop(process: subprocess.Popen[bytes] | None) -> None:
+    """End a program, if it is there, after the step that it is at."""
+    if process is None or process.poll() is not None:
+        return
+    process.terminate()
+    deadline = time.monotonic() + STOP_PATIENCE_S
+    while process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if process.poll() is None:
+        process.kill()
+
+
+def queued_again(task: Callable[[], object], cancelled: Path, max_requeues: int) -> object | None:
+    """Return what submitit puts into the queue in place of a job that is ended; None where it is to stay ended."""
+    import submitit
+
+    if cancelled.exists() or int(os.environ.get("SLURM_RESTART_COUNT", "0")) >= max_requeues:
+        return None
+    delayed: object = submitit.helpers.DelayedSubmission(task)
+    return delayed
 
 
 def _ignore_requeue_signal() -> None:

@@ -13,11 +13,14 @@ from typing import Any, NamedTuple
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from gatebench import paper, variants
-from gatebench.config import RunConfig, Section, one_line
+from gatebench.config import RunConfig, Section
 from gatebench.errors import UserError, nearest
 from gatebench.model.accounting import account
 from gatebench.paths import project_root
 from gatebench.recipes import make_run, parse_yaml
+from gatebench.sweep.tuning.space import TuneConfig
+from gatebench.training.extension import Extension, extended
+from gatebench.validation import one_line
 
 _SETTING_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
@@ -41,7 +44,7 @@ class OverridesConfig(Section):
         for key, values in grid.items():
             if not values:
                 raise ValueError(f"overrides.grid: '{key}' has no values; legal: a list of one or more")
-            words = [_setting(key, value) for value in values]
+            words = [setting(key, value) for value in values]
             if twice := sorted({word for word in words if words.count(word) > 1}):
                 raise ValueError(f"overrides.grid: {twice[0]} stands twice; legal: each value once")
         return grid
@@ -99,6 +102,10 @@ class Study(Section):
     """A list of seeds, or a number N for the seeds 0 .. N-1. One seed gives no verdict."""
     tables: list[int] = Field(default_factory=list)
     """Tables of the paper to print with our numbers beside its own; without any, the comparison with the baseline."""
+    extend: Extension | None = None
+    """A second stage: each run is extended when all are trained, and what the study compares are the extended ones."""
+    tune: TuneConfig | None = None
+    """What `gatebench tune` searches; a sweep does not look at it."""
 
     _name: str = PrivateAttr("")
     _settings: tuple[str, ...] = PrivateAttr(())
@@ -207,7 +214,7 @@ class Study(Section):
 
         One where there is neither.
         """
-        by_key = [[_setting(key, value) for value in values] for key, values in self.overrides.grid.items()]
+        by_key = [[setting(key, value) for value in values] for key, values in self.overrides.grid.items()]
         found = []
         for name, bundle in (self.overrides.settings or {"": []}).items():
             for chosen in itertools.product(*by_key):
@@ -220,8 +227,12 @@ class Study(Section):
         names, combinations = self.variant_names(), self.combinations()
         return [Cell(*cell) for cell in itertools.product(self.seeds, combinations, names)]
 
+    def first_stage(self) -> Study:
+        """Return the study of the runs that this one extends."""
+        return self.model_copy(update={"extend": None})
+
     def runs(self) -> list[RunConfig]:
-        """Return the configuration of every cell, in the order of :meth:`cells`.
+        """Return the configuration of every cell, in the order of :meth:`cells`; before `extend`, where it has that.
 
         Raises UserError, with the study's name where it has one, for a variant or a setting that is not legal.
         """
@@ -231,6 +242,8 @@ class Study(Section):
             if (combination, variant) not in made:
                 with self._named():
                     made[combination, variant] = make_run(self.recipe, variant, seed, combination.overrides)
+                    if self.extend is not None:
+                        extended(made[combination, variant], self.extend)  # refuse what is not legal
             found.append(made[combination, variant].model_copy(update={"seed": seed}))
         return found
 
@@ -267,7 +280,7 @@ def load_study(name: str) -> Study:
     return study
 
 
-def _setting(key: str, value: Any) -> str:
+def setting(key: str, value: Any) -> str:
     """Return `key=value` such that reading it back as an override gives `value`."""
     if isinstance(value, str):
         try:

@@ -93,7 +93,7 @@ class Attempt(RunDirectory):
         owner = read_json(self.heartbeat)
         if owner is None or owner["host"] != socket.gethostname():
             return True
-        return owner["pid"] != os.getpid() and _pid_alive(int(owner["pid"]))
+        return owner["pid"] != os.getpid() and pid_alive(int(owner["pid"]))
 
 
 def current_attempt(run: RunDirectory) -> Attempt | None:
@@ -256,7 +256,8 @@ def _beat(attempt: Attempt, ended: threading.Event) -> None:
             continue
 
 
-def _pid_alive(pid: int) -> bool:
+def pid_alive(pid: int) -> bool:
+    """Return whether this machine has a process of that id."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,0 +1,242 @@
+"""`gatebench tune` as a user runs it, with workers that are killed, paused and come back. `fake_tune.py` trains."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import yaml
+
+from gatebench.sweep.study import load_study
+from gatebench.sweep.tuning.search import open_storage
+from gatebench.sweep.tuning.worker import Options, Tuning, open_tuning
+from gatebench.training.rundir import RunDirectory, read_json
+from tests.sweep import fake_tune, postgresql
+from tests.sweep.fake_tune import ERROR, STEP_S, loss_at
+from tests.training.tiny_run import CONTENT
+
+pytestmark = pytest.mark.slow
+RECIPE = {**CONTENT, "data": {"corpus": "bigram_backcopy", "seq_len": 32}}
+RECIPE["model"] = {**CONTENT["model"], "vocab_size": 68}
+RECIPE["train"] = {**CONTENT["train"], "steps": fake_tune.STEPS}
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("ablations", "experiments", "results"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "experiments" / "tiny.yaml").write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
+    monkeypatch.setenv("GATEBENCH_ROOT", str(tmp_path))
+    monkeypatch.setenv("GATEBENCH_RUNS", str(tmp_path / "runs"))
+    return tmp_path
+
+
+@pytest.fixture(params=["journal", "postgresql"])
+def storage(request: pytest.FixtureRequest, root: Path) -> Iterator[str]:
+    if request.param == "journal":
+        yield str(root / "journal.log")
+        return
+    with postgresql.running() as url:
+        yield url
+
+
+def declare(root: Path, space: dict[str, Any], **tune: Any) -> None:
+    content = {"recipe": "tiny", "variants": ["baseline"], "seeds": 1, "tune": {"space": space, **tune}}
+    (root / "ablations" / "mine.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+
+
+def start(*words: str, step_s: float = 0.02) -> subprocess.Popen[str]:
+    command = [sys.executable, fake_tune.__file__, "tune", "mine", *words]
+    env = dict(os.environ, **{STEP_S: str(step_s)})
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """Return standard output, once the command has succeeded."""
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return output
+
+
+def wait_for(what: Callable[[], Any], process: subprocess.Popen[str]) -> Any:
+    deadline = time.monotonic() + 120
+    while not (found := what()):
+        if process.poll() is not None or time.monotonic() > deadline:
+            pytest.fail(f"did not happen; exit {process.poll()}: {process.communicate(timeout=60)[1]}")
+        time.sleep(0.02)
+    return found
+
+
+def tuning_of(storage: str) -> Tuning:
+    return open_tuning(load_study("mine"), Options(storage, 0, 90.0))
+
+
+def starts(root: Path) -> dict[str, int]:
+    """How often each run was started, by its name."""
+    return {path.parent.name: len(path.read_text().splitlines()) for path in (root / "runs").glob("tiny/*/starts")}
+
+
+def children(pid: int) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
+    return [int(word) for word in found.stdout.split()]
+
+
+def test_one_worker_killed_and_one_paused_of_four_lose_no_trial_and_count_none_twice(root: Path, storage: str) -> None:
+    declare(root, {"optim.lr": {"low": 1e-4, "high": 0.1, "log": True}}, sampler="random", trials=8)
+    command = start("--workers", "4", "--storage", storage, "--stale-after", "2", "--json", step_s=0.15)
+    leases = root / "runs" / ".sweeps" / "mine"
+
+    def at_work() -> dict[int, Path]:
+        """Lease by worker, once four runs are going on."""
+        found: dict[int, Path] = {}
+        if len(list((root / "runs").glob("tiny/*/metrics.jsonl"))) < 4:
+            return found
+        for path in leases.glob("tune-*/leases/*/0001.json"):
+            owner = read_json(path)
+            if owner and not owner.get("released") and children(owner["pid"]):
+                found[owner["pid"]] = path
+        return found if len(found) == 4 else {}
+
+    workers = wait_for(at_work, command)
+    (killed, its_lease), (paused, lost_lease) = list(workers.items())[:2]
+    stopped = [paused, *children(paused)]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    os.kill(killed, signal.SIGKILL)
+    followers = [path.with_name("0002.json") for path in (its_lease, lost_lease)]
+    wait_for(lambda: all(path.exists() for path in followers), command)
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: "another worker has it now" in logs(leases), command)
+    (search,) = json.loads(ended(command))["searches"]
+
+    assert [trial["trial"] for trial in search["trials"]] == list(range(8)) and search["complete"] == 8
+    assert len({trial["params"]["optim.lr"] for trial in search["trials"]}) == 8
+    for trial in search["trials"]:
+        assert trial["value"] == pytest.approx(math.exp(loss_at(trial["params"]["optim.lr"])))
+    (study,) = tuning_of(storage).studies
+    assert Counter(trial.state for trial in study.trials) == {optuna.trial.TrialState.COMPLETE: 8}
+    taken_over = {path.parent for path in followers}
+    again = {folder for folder in leases.glob("tune-*/leases/*") if (folder / "0002.json").exists()}
+    assert again == taken_over and sum(starts(root).values()) == 10
+
+
+def logs(folder: Path) -> str:
+    return "".join(path.read_text(encoding="utf-8") for path in folder.glob("tune-*/worker*.log"))
+
+
+def test_a_grid_whose_command_and_worker_are_killed_has_nine_points_each_once(root: Path) -> None:
+    declare(root, {"optim.lr": [1e-3, 1e-2, 1.0], "optim.weight_decay": [0.0, 0.1, 0.2]}, sampler="grid")
+    command = start("--workers", "2", step_s=0.05)
+    runs = lambda: [RunDirectory(path.parent) for path in (root / "runs").glob("tiny/*/metrics.jsonl")]  # noqa: E731
+    wait_for(lambda: 3 <= sum(run.is_done() for run in runs()) < len(runs()), command)
+    (worker, *_) = children(command.pid)
+    os.kill(worker, signal.SIGKILL)
+    command.kill()
+    command.communicate(timeout=60)
+    done = [run.path.name for run in runs() if run.is_done()]
+
+    (search,) = json.loads(ended(start("--workers", "2", "--json")))["searches"]
+    points = {(t["params"]["optim.lr"], t["params"]["optim.weight_decay"]) for t in search["trials"]}
+    assert len(points) == len(search["trials"]) == 9
+    assert (search["complete"], search["diverged"]) == (6, 3)
+    assert {t["status"] for t in search["trials"] if t["params"]["optim.lr"] == 1.0} == {"diverged"}
+    assert all(starts(root)[name] == 1 for name in done)
+
+    before = starts(root)
+    table = ended(start("--workers", "2"))
+    assert starts(root) == before and search["best_value"] == pytest.approx(math.exp(1.0))
+    (line,) = [line for line in table.splitlines() if "diverged" in line and "weight_decay=0.1" in line]
+    assert [cell.strip() for cell in line.split("│")][2:4] == ["diverged", "-"]
+    assert len((root / "results" / "mine" / "tune" / "trials.csv").read_text().splitlines()) == 10
+
+
+def test_an_error_is_tried_again_as_often_as_asked_and_a_diverged_run_never(root: Path) -> None:
+    declare(root, {"optim.lr": [ERROR, 1.0, 0.1]}, sampler="grid")
+    (search,) = json.loads(ended(start("--workers", "1", "--max-retries", "2", "--json")))["searches"]
+    by_lr = {trial["params"]["optim.lr"]: trial for trial in search["trials"]}
+    assert {lr: trial["status"] for lr, trial in by_lr.items()} == {ERROR: "failed", 1.0: "diverged", 0.1: "complete"}
+    assert by_lr[ERROR]["reason"] == "ValueError: made up" and by_lr[ERROR]["errors"] == 3
+    assert {lr: starts(root)[Path(trial["runs"][0]).name] for lr, trial in by_lr.items()} == {ERROR: 3, 1.0: 1, 0.1: 1}
+    assert search["best_trial"] == by_lr[0.1]["trial"]
+
+
+def test_a_trial_that_lags_behind_is_stopped_and_has_no_value(root: Path) -> None:
+    space = {"optim.lr": {"low": 1e-6, "high": 2.0, "log": True}}
+    declare(root, space, sampler="tpe", pruner="median", trials=12, seeds=2)
+    (search,) = json.loads(ended(start("--workers", "2", "--json", step_s=0.05)))["searches"]
+    pruned = [trial for trial in search["trials"] if trial["status"] == "pruned"]
+    assert pruned and sum(search[status] for status in ("complete", "diverged", "pruned")) == 12
+    assert all(trial["value"] is None for trial in pruned)
+    assert not any(RunDirectory(root / "runs" / trial["runs"][-1]).is_done() for trial in pruned)
+    assert all(len(trial["values"]) == 2 for trial in search["trials"] if trial["status"] == "complete")
+
+
+def test_ctrl_c_ends_everything_and_the_same_line_goes_on(root: Path) -> None:
+    declare(root, {"optim.lr": [1e-3, 1e-2, 1e-1]}, sampler="grid")
+    command = start("--workers", "1", step_s=0.2)
+    (worker,) = wait_for(lambda: [pid for pid in children(command.pid) if children(pid)], command)
+    (run,) = children(worker)
+    command.send_signal(signal.SIGINT)
+    _, errors = command.communicate(timeout=60)
+    assert command.returncode == 1 and "run the same line again to go on" in errors
+    for pid in (worker, run):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    (search,) = json.loads(ended(start("--workers", "1", "--json")))["searches"]
+    assert search["complete"] == 3
+
+
+def test_another_definition_of_the_search_is_refused(root: Path) -> None:
+    declare(root, {"optim.lr": [1e-3]}, sampler="grid")
+    storage = str(root / "journal.log")
+    tuning_of(storage).plan()
+    declare(root, {"optim.lr": [1e-2]}, sampler="grid")
+    refused = subprocess.run(
+        [sys.executable, "-m", "gatebench", "tune", "mine", "--storage", storage], capture_output=True, text=True
+    )
+    assert refused.returncode == 2
+    assert "the search for baseline was begun with another space" in refused.stderr.splitlines()[-1]
+
+
+def test_eight_processes_with_25_trials_each_leave_200_rows_in_a_journal(root: Path) -> None:
+    """What happens to SQLite (optuna#815, #6036) does not happen here."""
+    storage = str(root / "journal.log")
+    code = (
+        "import sys, optuna; from gatebench.sweep.tuning.search import open_storage\n"
+        "study = optuna.load_study(study_name='s', storage=open_storage(sys.argv[1]))\n"
+        "study.sampler = optuna.samplers.RandomSampler()\n"
+        "study.optimize(lambda trial: trial.suggest_float('x', 0, 1), n_trials=25)\n"
+    )
+    optuna.create_study(study_name="s", storage=open_storage(storage))
+    writers = [subprocess.Popen([sys.executable, "-c", code, storage]) for _ in range(8)]
+    assert [writer.wait(timeout=120) for writer in writers] == [0] * 8
+    trials = optuna.load_study(study_name="s", storage=open_storage(storage)).trials
+    assert [trial.number for trial in trials] == list(range(200)) and all(trial.values for trial in trials)
+
+
+def test_trials_are_the_runs_that_gatebench_train_makes(root: Path) -> None:
+    """With training itself: one run diverges, one is done before the search begins."""
+    declare(root, {"optim.lr": [1e-2, 1e20]}, sampler="grid", objective="excess_loss")
+    gatebench = [sys.executable, "-m", "gatebench"]
+    train = [*gatebench, "train", "--recipe", "tiny", "--variant", "baseline", "--set", "optim.lr=0.01", "--json"]
+    done = json.loads(subprocess.run(train, check=True, capture_output=True, text=True).stdout)
+    (search,) = json.loads(
+        subprocess.run([*gatebench, "tune", "mine", "--json"], check=True, capture_output=True, text=True).stdout
+    )["searches"]
+    by_lr = {trial["params"]["optim.lr"]: trial for trial in search["trials"]}
+    assert (by_lr[1e20]["status"], by_lr[1e20]["value"]) == ("diverged", None)
+    assert by_lr[1e-2]["runs"] == [done["run"]] and search["best_value"] == done["excess_loss"]
+    finished = (root / "runs" / done["run"] / "summary.json").read_text(encoding="utf-8")
+    assert json.loads(finished) == done
