@@ -1,0 +1,97 @@
+"""What is benchmarked: a run or any checkpoint, with the place of its results. Imports torch for the model alone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gatebench import recipes
+from gatebench.config import RunConfig
+from gatebench.data.reading import open_data
+from gatebench.data.tokens import Corpus
+from gatebench.errors import UserError
+from gatebench.evaluation.benchmarks.suites import FOLDER
+from gatebench.paths import project_root
+from gatebench.training.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from gatebench.evaluation.benchmarks.harness_model import HarnessModel
+
+CORPUS = "six_domains"
+"""Held-out documents that a checkpoint is asked about which is no run."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run directory, a directory that `gatebench.hf.load` reads, or a hub id."""
+
+    source: str
+    batch_size: int = 16
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it is a run directory."""
+        return (Path(self.source) / "config.yaml").is_file()
+
+    @property
+    def name(self) -> str:
+        """Recipe and run, or the source as it was given."""
+        return RunDirectory(Path(self.source).resolve()).name if self.is_run else self.source
+
+    @property
+    def folder(self) -> Path:
+        """Where its results are: in a run itself, else below results/benchmarks."""
+        if self.is_run:
+            return Path(self.source) / FOLDER
+        return project_root() / "results" / FOLDER / re.sub(r"[^\w.-]+", "_", self.source).strip("_")
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """The corpus whose held-out documents items are made of. Raises UserError where it is missing or rebuilt."""
+        if not self.is_run:
+            return Corpus.open(CORPUS)
+        corpus = open_data(self._config.data)
+        if not isinstance(corpus, Corpus):
+            raise UserError(f"{self.name}: was trained on '{corpus.name}', which is no text; legal: a run on a corpus")
+        if self._config.corpus_fingerprint not in (None, corpus.fingerprint):
+            raise UserError(f"{self.name}: corpus '{corpus.name}' was rebuilt since; legal: the corpus as it was")
+        return corpus
+
+    def check(self) -> None:
+        """Raise UserError for a run that has no trained model, before anything is loaded."""
+        directory = RunDirectory(Path(self.source))
+        if self.is_run and directory.result() != "done":
+            why = "diverged" if directory.is_done() else "is not finished"
+            raise UserError(f"{self.name}: the run {why}; legal: a finished run")
+
+    @cached_property
+    def model(self) -> HarnessModel:
+        """The model in fp32 on this machine's accelerator. Raises UserError as `gatebench.hf.load` does."""
+        import torch
+
+        from gatebench import hf
+        from gatebench.evaluation.benchmarks.harness_model import HarnessModel
+        from gatebench.training.hardware import resolve_accelerator
+
+        model, tokenizer = hf.load(self.source)
+        if tokenizer is None:
+            raise UserError(f"{self.name}: has no tokenizer; legal: a checkpoint with one")
+        device = torch.device(resolve_accelerator("auto"))
+        return HarnessModel(model.float().to(device), tokenizer, batch_size=self.batch_size)
+
+    def close(self) -> None:
+        """Forget the model; it is loaded again when it is asked for."""
+        self.__dict__.pop("model", None)
+
+    @property
+    def context(self) -> int:
+        """Tokens that the model sees at once; of a run as it was trained, which no model need be loaded for."""
+        return self._config.data.seq_len if self.is_run else self.model.max_length
+
+    @cached_property
+    def _config(self) -> RunConfig:
+        path = RunDirectory(Path(self.source)).config
+        return recipes.run_from_yaml(path.read_text(encoding="utf-8"), str(path))
