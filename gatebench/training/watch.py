@@ -66,9 +66,10 @@ class Watch(L.Callback):
         if self._weights is None:
             return
         assert isinstance(pl_module, LanguageModel)
+        updates = _update_ratios(self._weights, _matrices(pl_module))  # first: a forward pass unshards some of them
         with torch.no_grad(), trainer.precision_plugin.forward_context():
             sizes = sizes_of(pl_module.model, batch["ids"][:, :-1])
-        measured = torch.stack((*sizes, *_update_ratios(self._weights, _matrices(pl_module))))
+        measured = torch.stack((*sizes, *updates))
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(measured, torch.distributed.ReduceOp.MAX)
         self._measured[trainer.global_step] = measured

@@ -14,6 +14,7 @@ from gatebench.model.build import build_run_model
 from gatebench.model.kernels import attention_map, masked_scores
 from gatebench.recipes import make_run
 from gatebench.training.watch import WATCHED, largest_logit, sizes_of
+from tests.training.test_moe_training import MOE
 from tests.training.tiny_run import RunTiny, assert_same_result, rows_of
 
 
@@ -82,6 +83,15 @@ def test_update_ratio_is_the_change_over_the_weights(tmp_path: Path, run_tiny: R
     assert first["update_ratio_max"] == pytest.approx(1e-3 / 0.02, rel=0.05)
     assert 0 < first["update_ratio"] <= first["update_ratio_max"]
     assert first["gate_logit_max"] is None
+
+
+def test_watching_experts_adds_nothing_to_their_loads(tmp_path: Path, run_tiny: RunTiny) -> None:
+    settings = (*MOE, "train.micro_batch_size=4", "train.steps=12")
+    run_tiny(tmp_path / "watched", *settings, "train.watch_every=5", variant="baseline")
+    run_tiny(tmp_path / "alone", *settings, variant="baseline")
+    ours, theirs = rows_of(tmp_path / "watched"), rows_of(tmp_path / "alone")
+    for column in ("loss", "grad_norm", "load_balancing_loss", "max_load"):
+        assert [row[column] for row in ours] == [row[column] for row in theirs], column
 
 
 @pytest.mark.slow
