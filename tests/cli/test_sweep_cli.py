@@ -170,7 +170,7 @@ def test_a_grid_shares_one_pool_and_has_a_table_a_combination(root: Path, call: 
         *(("data.seq_len=64",), ("data.seq_len=64",), ("data.seq_len=128",), ("data.seq_len=128",)),
     ]
     folders = sorted(path.name for path in (root / "results" / "grid" / "tables").iterdir() if path.is_dir())
-    assert folders == ["data.seq_len=128", "data.seq_len=64"]
+    assert folders == ["data.seq_len=128+seeds=1", "data.seq_len=64+seeds=1", "seeds=1"]  # the last: across both
 
 
 def test_settings_have_one_table_and_one_figure_over_all(root: Path, call: Call, trainer: Trainer) -> None:
@@ -193,7 +193,7 @@ def test_settings_have_one_table_and_one_figure_over_all(root: Path, call: Call,
     assert call("sweep", "drivers", "--seeds", "1", "--set", "optim.lr=1e-3")[0] == 0
     after = contents(root / "results" / "drivers")
     assert {name: after[name] for name in written} == written
-    markdown = after["tables/optim.lr=1e-3/settings.md"].decode()
+    markdown = after["tables/optim.lr=1e-3+seeds=1/settings.md"].decode()
     assert "- recipe sink_lab with optim.lr=1e-3\n" in markdown and "- short: `train.steps=500`" in markdown
     data = json.loads(call("sweep", "drivers", "--json")[1])["settings"]
     assert [(row["setting"], row["variant"]) for row in data["rows"]] == [
