@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import statsmodels.api as sm
 from matplotlib.figure import Figure
 from rich import box
 from rich.console import Group
@@ -205,6 +204,8 @@ def analyse(frame: pd.DataFrame) -> FactorAnalysis:
         raise UserError(
             f"factors: {len(y)} runs of {len(gates)} gates do not determine {x.shape[1]} numbers; legal: more of them"
         )
+    import statsmodels.api as sm  # a second that other tables need not wait for
+
     fit = sm.OLS(y, x).fit()
     contrasts = _contrasts(columns, offset, width=x.shape[1])
     test = fit.t_test(np.array([weights for *_, weights in contrasts]))

@@ -35,7 +35,8 @@ def write(
     ``training`` is of ``compact.read_curves``, without which the run directories are read. A study with fewer learning
     rates than a sensitivity takes has the table of how training went alone.
     """
-    names = [name for name in study.variant_names() if name in set(frame["variant"])]
+    measured = set(frame["variant"])
+    names = [name for name in study.variant_names() if name in measured]
     baseline = study.variant_names()[0]
     made = [stability_table(study.name, frame, names, labels, baseline)]
     curves = lr_curves(frame, names, labels)

@@ -92,7 +92,9 @@ def render(report: StudyReport, claims: Sequence[ClaimResult]) -> str:
         rule=claims_table.RULE,
         comparison=_comparison_grid(report),
         paper_tables=[(_named(s, t.title), Markup(t.to_html())) for s in report.settings for t in s.tables]
-        + [(t.title, Markup(t.to_html())) for t in report.tables_across],
+        + [(t.title, Markup(t.to_html())) for t in report.tables_across]
+        + [(t.title, Markup(t.to_html())) for s in report.settings for t in s.long]
+        + [(t.title, Markup(t.to_html())) for t in report.over_rates],
         settings=None if report.across_settings is None else _frame_grid("settings", report.across_settings.to_frame()),
         factors=[
             (_named(s, "Factor analysis"), _factor_grid(i, s), s.factors.legend())
@@ -262,10 +264,11 @@ def _pictures(folder: Path) -> list[Picture]:
 
 
 def _with_few_colors(path: Path) -> bytes:
-    few = io.BytesIO()
+    found = io.BytesIO()
     with Image.open(path) as picture:
-        picture.convert("RGB").quantize(INLINED_COLORS, dither=Image.Dither.NONE).save(few, "PNG", optimize=True)
-    return few.getvalue()
+        few = picture.convert("RGB").quantize(INLINED_COLORS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+        few.save(found, "PNG")
+    return found.getvalue()
 
 
 def _config(study: Study, variant: str, combination: int) -> Any:

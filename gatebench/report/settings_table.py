@@ -197,7 +197,8 @@ def make(
     rows, notes = [], []
     for setting in settings:
         runs = setting.runs[setting.runs["variant"].isin(names)]
-        if missing := [variant for variant in names if variant not in set(runs["variant"])]:
+        measured = set(runs["variant"])
+        if missing := [variant for variant in names if variant not in measured]:
             raise UserError(f"setting '{setting.label}': no finished run of {', '.join(missing)}; legal: some of each")
         for variant in names:
             own = runs[runs["variant"] == variant]

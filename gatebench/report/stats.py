@@ -98,9 +98,9 @@ def paired_comparison(
     and the interval [0, 0]; the same non-zero difference at every seed gives p = NaN, since a spread of zero is no
     evidence of certainty but a sign that the seeds are not independent.
     """
-    pairs = pd.DataFrame({"baseline": baseline, "variant": variant}).sort_index()
-    pairs = pairs[np.isfinite(pairs.to_numpy(dtype=float)).all(axis=1)]
-    base, other = pairs["baseline"].to_numpy(dtype=float), pairs["variant"].to_numpy(dtype=float)
+    theirs, ours = (dict(zip(s.index, s.to_numpy(dtype=float), strict=True)) for s in (baseline, variant))
+    seeds = sorted(n for n in theirs.keys() & ours.keys() if math.isfinite(theirs[n]) and math.isfinite(ours[n]))
+    base, other = np.array([theirs[n] for n in seeds]), np.array([ours[n] for n in seeds])
     difference = other - base
     n = len(difference)
     mean = float(difference.mean()) if n else math.nan
@@ -118,7 +118,7 @@ def paired_comparison(
             low, high, p = float(interval.low), float(interval.high), float(test.pvalue)
             resolvable = _least_resolved(alpha, sd, n)
     return Comparison(
-        seeds=tuple(int(seed) for seed in pairs.index),
+        seeds=tuple(map(int, seeds)),
         baseline=tuple(map(float, base)),
         variant=tuple(map(float, other)),
         lower_is_better=lower_is_better,
@@ -223,6 +223,14 @@ def judge(comparison: Comparison, p_adjusted: float, blocked_by: Iterable[str] =
     if reason is not None or known is None:
         return replace(comparison, p_adjusted=known, verdict=None, reason=reason or DESCRIPTIVE)
     return replace(comparison, p_adjusted=known, verdict=verdict(comparison, known), reason=None)
+
+
+def judge_family(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """All comparisons of one family with their adjusted p and verdicts, where no flag blocks any."""
+    adjusted = holm([comparison.p for comparison in comparisons])
+    n_tests = max(1, sum(not math.isnan(p) for p in adjusted))
+    pairs = zip(comparisons, adjusted, strict=True)
+    return [judge(within_family(comparison, n_tests), p) for comparison, p in pairs]
 
 
 def verdict(comparison: Comparison, p_adjusted: float) -> Verdict:

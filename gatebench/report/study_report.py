@@ -16,16 +16,20 @@ from rich.console import RenderableType
 
 from gatebench import variants as registry
 from gatebench.report import (
+    benchmark_table,
     compact,
     comparison,
     factors,
     figure1,
     figures,
+    long_report,
+    lr_report,
     page,
     probe_figures,
     results,
     settings_figure,
     settings_table,
+    spikes,
     tables,
 )
 from gatebench.report.claims import ClaimResult
@@ -33,11 +37,13 @@ from gatebench.report.comparison import ComparisonTable
 from gatebench.report.factors import FactorAnalysis
 from gatebench.report.flags import distinct
 from gatebench.report.folders import folder_name
+from gatebench.report.lr_curves import MIN_RATES
 from gatebench.report.paper_table import PaperTable
 from gatebench.report.probe_files import at_the_end
 from gatebench.report.rendering import without_nan
 from gatebench.report.settings_table import SettingsTable
 from gatebench.report.study_runs import StudyRuns
+from gatebench.report.text_table import TextTable
 from gatebench.sweep.study import Combination, Study
 
 MAX_DRAWN = 12
@@ -58,6 +64,8 @@ class SettingReport:
     factors: FactorAnalysis | None
     """None for a study that is no factorial."""
     files: tuple[Path, ...]
+    long: tuple[TextTable, ...] = ()
+    """Of runs that `gatebench long` has measured."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; a number that does not exist is None."""
@@ -67,6 +75,7 @@ class SettingReport:
             "tables": [table.to_dict() for table in self.tables],
             "comparison": None if self.comparison is None else self.comparison.to_dict(),
             "factors": None if self.factors is None else self.factors.to_dict(),
+            **({"long": [table.to_dict() for table in self.long]} if self.long else {}),
         }
         plain: dict[str, Any] = without_nan(content)
         return plain
@@ -81,6 +90,8 @@ class StudyReport:
     across_settings: SettingsTable | None
     """None for a study with one setting."""
     tables_across: tuple[PaperTable, ...]
+    over_rates: tuple[TextTable, ...] = ()
+    """Of a study over learning rates."""
     files: list[Path] = field(default_factory=list)
 
     def printed(self) -> Iterator[RenderableType]:
@@ -91,9 +102,11 @@ class StudyReport:
                 yield setting.comparison.to_rich()
             if setting.factors is not None:
                 yield setting.factors.to_rich()
+            yield from (table.to_rich() for table in setting.long)
         yield from (table.to_rich() for table in self.tables_across)
         if self.across_settings is not None:
             yield self.across_settings.to_rich()
+        yield from (table.to_rich() for table in self.over_rates)
 
 
 def write(runs: StudyRuns, *, margin: float | None = None, commit: bool = True) -> StudyReport:
@@ -104,6 +117,9 @@ def write(runs: StudyRuns, *, margin: float | None = None, commit: bool = True) 
     be compared.
     """
     out, files, curves = runs.folder, [], None
+    n_rates = len(lr_report.rates(runs.study))
+    if n_rates > 1:
+        runs = replace(runs, frame=spikes.with_spikes(runs.frame))
     if commit:
         files = compact.write(runs.frame, out)
         curves = compact.read_curves(out)
@@ -111,7 +127,8 @@ def write(runs: StudyRuns, *, margin: float | None = None, commit: bool = True) 
     parts = [(combination, runs.of(combination)) for combination in runs.study.combinations()]
     parts = [(combination, frame) for combination, frame in parts if len(frame)]
     one = len(parts) < 2
-    settings = [write_setting(runs.study, c, frame, out, curves=curves, one=one, margin=margin) for c, frame in parts]
+    how: dict[str, Any] = {"curves": curves, "one": one, "margin": margin, "drawn": n_rates < MIN_RATES}
+    settings = [write_setting(runs.study, combination, frame, out, **how) for combination, frame in parts]
     across = None if one else _across_settings(runs.study, parts)
     together = [] if one else _tables_across(runs.study, parts)
     files += [file for setting in settings for file in setting.files]
@@ -120,7 +137,13 @@ def write(runs: StudyRuns, *, margin: float | None = None, commit: bool = True) 
         files += table.write(out / "tables" / folder)
     if across:
         files += across.write(out / "tables" / folder) + settings_figure.write(across, out / "figures" / folder)
-    return StudyReport(runs, tuple(settings), across, tuple(together), files)
+    over_rates: list[TextTable] = []
+    if n_rates > 1:
+        labels = {name: registry.get(name).label for name in runs.study.variant_names()}
+        places = out / "tables" / folder, out / "figures" / folder
+        over_rates, written = lr_report.write(runs.study, runs.frame, curves, labels, *places)
+        files += written
+    return StudyReport(runs, tuple(settings), across, tuple(together), tuple(over_rates), files)
 
 
 def write_page(report: StudyReport, claims: Sequence[ClaimResult]) -> Path:
@@ -139,13 +162,16 @@ def write_setting(
     curves: pd.DataFrame | None = None,
     one: bool = True,
     margin: float | None = None,
+    drawn: bool = True,
 ) -> SettingReport:
     """Write the tables and figures of the runs under one setting into ``out``/tables and ``out``/figures.
 
     Variants without a finished run are left out. ``one`` says that the study has no other setting; ``curves`` are those
-    of ``compact``, without which they are read from the run directories.
+    of ``compact``, without which they are read from the run directories. A study over learning rates has figures of its
+    own, and no setting of it is ``drawn``.
     """
-    names = [name for name in study.variant_names() if name in set(frame["variant"])]
+    measured = set(frame["variant"])
+    names = [name for name in study.variant_names() if name in measured]
     labels = {name: registry.get(name).label for name in names}
     baseline = study.variant_names()[0]
     folder, files, made = folder_name(combination.label), [], []
@@ -159,11 +185,19 @@ def write_setting(
             rows = _beside_the_papers(study, frame) if tables.with_settings(number) else frame.assign(setting="")
             made.append(tables.make(number, rows, baseline, names[1:], labels, compared))
         files += [path for table in made for path in table.write(out / "tables" / folder)]
+        if benchmarks := benchmark_table.make(frame, baseline, names[1:], labels):
+            files += benchmarks.write(out / "tables" / folder)
     if factors.is_factorial(frame):
         analysis = factors.analyse(frame)
         files += analysis.write(out / "tables" / folder, out / "figures" / folder)
-    files += _write_figures(frame, baseline, names, labels, out / "figures" / folder, curves)
-    return SettingReport(combination, tuple(made), compared, analysis, tuple(files))
+    if drawn:
+        files += _write_figures(frame, baseline, names, labels, out / "figures" / folder, curves)
+    long: list[TextTable] = []
+    if baseline in names and long_report.is_measured(frame):
+        places = out / "tables" / folder, out / "figures" / folder
+        long, written = long_report.write(study.name, frame, names, labels, baseline, *places)
+        files += written
+    return SettingReport(combination, tuple(made), compared, analysis, tuple(files), tuple(long))
 
 
 def _as_committed(frame: pd.DataFrame, out: Path) -> pd.DataFrame:
@@ -191,7 +225,8 @@ def _write_figures(
     paths = figures.write(shown, baseline, others, words, folder, curves=losses)
     paths += figure1.write(frame, losses, baseline, folder)
     here = shown[(shown["status"] == "done") & (shown["run_dir"] != "")]
-    gated = [name for name in distinct(here, others) if registry.get(name).gates and name in set(here["variant"])]
+    measured = set(here["variant"])
+    gated = [name for name in distinct(here, others) if registry.get(name).gates and name in measured]
     probed = [
         at_the_end(run["run_dir"], name, run["seed"])
         for name in [baseline, *gated[:MAX_PROBED]]
@@ -222,7 +257,8 @@ def _tables_across(study: Study, parts: Sequence[tuple[Combination, pd.DataFrame
     """The paper's tables that show all settings of a study."""
     numbers = [number for number in study.tables if tables.with_settings(number)]
     together = _beside_the_papers(study, pd.concat([frame for _, frame in parts], ignore_index=True))
-    names = [name for name in study.variant_names() if name in set(together["variant"])]
+    measured = set(together["variant"])
+    names = [name for name in study.variant_names() if name in measured]
     if not names or names[0] != study.variant_names()[0]:
         return []
     labels = {name: registry.get(name).label for name in names}

@@ -113,11 +113,10 @@ def save(figure: Figure, stem: Path) -> list[Path]:
         "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
         "svg": {"Date": None, "Creator": None},
     }
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # laid out once, not again for every format
     paths = []
     for suffix in FORMATS:
         path = stem.with_name(f"{stem.name}.{suffix}")
         figure.savefig(path, format=suffix, metadata=metadata[suffix])
+        figure.set_layout_engine("none")  # laid out once, not again for every format
         paths.append(path)
     return paths

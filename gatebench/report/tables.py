@@ -16,6 +16,7 @@ import pandas as pd
 from gatebench.errors import UserError
 from gatebench.paper import PaperRow, paper_rows
 from gatebench.recipes import load_recipe, recipe_names
+from gatebench.report import benchmark_results
 from gatebench.report.comparison import ComparisonTable, compare, is_synthetic, run_facts
 from gatebench.report.flags import Flag, comparison_flags, distinct, flag_text, seed_text
 from gatebench.report.paper_table import Column, Estimate, PaperTable, Row, order_check, rank_correlation
@@ -83,14 +84,15 @@ def make(
     runs = frame[frame["variant"].isin(names)]
     if "setting" not in runs:
         runs = runs.assign(setting="")
-    if missing := [name for name in names if name not in set(runs["variant"])]:
+    measured = set(runs["variant"])
+    if missing := [name for name in names if name not in measured]:
         raise UserError(f"table {table}: no finished run of {', '.join(missing)}; legal: variants that have some")
     twice = runs[runs.duplicated(["variant", "seed", "setting"])]
     if len(twice):
         first = twice.iloc[0]
         raise UserError(f"table {table}: several runs of {first['variant']} at seed {first['seed']}; legal: one")
     form = FORMS[table]
-    facts = _facts(runs, baseline)
+    facts = facts_of(runs, baseline)
     notes = tuple(run_notes(runs, baseline, names, compared)) if runs["setting"].nunique() == 1 else ()
     runs = form.prepared(runs)
     columns = form.columns(runs)
@@ -246,7 +248,8 @@ def _rows(
 
 def _compared(runs: pd.DataFrame, names: Sequence[str]) -> ComparisonTable | None:
     """The comparison with the baseline; None where it or every other variant has no run."""
-    present = [name for name in names if name in set(runs["variant"])]
+    measured = set(runs["variant"])
+    present = [name for name in names if name in measured]
     return compare(runs, names[0], present[1:]) if present[:1] == [names[0]] and len(present) > 1 else None
 
 
@@ -259,7 +262,8 @@ def _verdicts(compared: ComparisonTable, columns: Sequence[Column]) -> dict[str,
     return found
 
 
-def _facts(runs: pd.DataFrame, baseline: str) -> dict[str, object]:
+def facts_of(runs: pd.DataFrame, baseline: str) -> dict[str, object]:
+    """What a header states of runs under one ``setting`` or several, and of the baseline among them."""
     base = runs[runs["variant"] == baseline]
     facts = run_facts(runs, base)
     if runs["setting"].nunique() > 1:
@@ -280,7 +284,9 @@ def estimate(runs: pd.DataFrame, column: str) -> Estimate:
         return Estimate({})
     done = runs[runs["status"] == "done"].sort_values("seed")
     values = zip(done["seed"], done[column].astype("float64"), strict=True)
-    return Estimate({int(seed): float(value) for seed, value in values if np.isfinite(value)})
+    by_seed = {int(seed): float(value) for seed, value in values if np.isfinite(value)}
+    task = column.removeprefix(benchmark_results.SCORE)
+    return Estimate(by_seed, at_chance=task != column and benchmark_results.runs_at_chance(done, task))
 
 
 def run_notes(
@@ -312,9 +318,17 @@ def _by_extension(runs: pd.DataFrame) -> pd.DataFrame:
     """Each run twice: its RULER scores at the lengths it was trained for, and after YaRN (columns ``ruler_yarn/``)."""
     found = []
     for extension, prefix in zip(EXTENSIONS, ("ruler", "ruler_yarn"), strict=True):
-        scores = {f"ruler/{n}": runs.get(f"{prefix}/{n}", pd.Series(np.nan, runs.index)) for n in LENGTHS}
+        scores = {f"ruler/{n}": runs.get(f"{prefix}/{n}", pd.Series(np.nan, runs.index)) for n in _ruler_lengths(runs)}
         found.append(runs.assign(setting=extension, **scores))
     return pd.concat(found, ignore_index=True)
+
+
+def _ruler_lengths(runs: pd.DataFrame) -> list[str]:
+    """The paper's lengths and those of ours, in tokens, the shortest first."""
+    ours = {str(name).partition("/")[2] for name in runs.columns if str(name).startswith(("ruler/", "ruler_yarn/"))}
+    found = {length: int(length.removesuffix("k")) * (1024 if length.endswith("k") else 1)
+             for length in {*LENGTHS, *ours} if not length.endswith("x")}  # fmt: skip
+    return sorted(found, key=lambda length: found[length])
 
 
 _ADDED = Column("added_param_m", "Added\nparams (M)", "millions", "added_param_m", interval=False)
@@ -368,7 +382,7 @@ FORMS: Mapping[int, Form] = {
     4: Form("Sparsity and attention sinks", _table4_columns),
     5: Form(
         "Context length extension (RULER)",
-        lambda runs: [_score(f"ruler/{n}", n, n) for n in LENGTHS],
+        lambda runs: [_score(f"ruler/{n}", n, n) for n in _ruler_lengths(runs)],
         setting=lambda row: row.printed["extension"],
         prepared=_by_extension,
     ),

@@ -87,16 +87,16 @@ def plan(study: Study) -> list[PlannedRun]:
             fingerprints[key] = _fingerprint(config.data)
         return config.model_copy(update={"corpus_fingerprint": fingerprints[key]})
 
-    found = []
+    found, root = [], runs_dir()
     for config, cell in zip(study.runs(), study.cells(), strict=True):
         config = tied(config)
-        directory = None if config.corpus_fingerprint is None else runs_dir() / config.run_name
+        directory = None if config.corpus_fingerprint is None else root / config.run_name
         status = _status(directory)
         if study.extend is not None:
             config = tied(extended(config, study.extend))
             if status != "diverged":  # what diverged cannot be extended, and that is the result
                 known = directory is not None and config.corpus_fingerprint is not None
-                directory = runs_dir() / config.run_name if known else None
+                directory = root / config.run_name if known else None
                 status = _status(directory)
         found.append(PlannedRun(config, study.recipe, cell.combination, directory, status))
     return found
