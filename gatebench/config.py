@@ -183,6 +183,8 @@ class RetrievalConfig(Section):
     """Facts in a document: one to this many, equally often."""
     noise_share: float = Field(0.3, ge=0, le=1)
     """Share of documents whose facts stand among a few repeated sentences, in place of the corpus's text."""
+    repeat_share: float = Field(0.0, ge=0, lt=1)
+    """Share of documents that are a piece of text over and over, from which a model learns to copy sooner."""
 
 
 class DataConfig(Section):

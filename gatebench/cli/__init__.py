@@ -8,7 +8,25 @@ from typing import Any
 import typer
 
 from gatebench import __version__
-from gatebench.cli import ablation, bench, claims, data, params, plan, probe, runs, sweep, tables, train, variants
+from gatebench.cli import (
+    ablation,
+    bench,
+    benchmark,
+    claims,
+    data,
+    export,
+    extend,
+    long,
+    params,
+    plan,
+    probe,
+    runs,
+    sweep,
+    tables,
+    train,
+    tune,
+    variants,
+)
 from gatebench.errors import UserError
 
 app = typer.Typer(
@@ -21,13 +39,19 @@ app = typer.Typer(
 )
 app.command("ablation")(ablation.ablation)
 app.command("sweep")(sweep.sweep)
+app.command("tune")(tune.tune)
+app.command("tune-worker", hidden=True)(tune.tune_worker)
 app.command("plan")(plan.plan)
 app.command("status")(runs.status)
 app.command("logs")(runs.logs)
 app.command("cancel")(runs.cancel)
 app.command("clean")(runs.clean)
 app.command("train")(train.train)
+app.command("extend")(extend.extend)
+app.command("long")(long.long)
 app.command("probe")(probe.probe)
+app.command("export")(export.export)
+app.command("benchmark")(benchmark.benchmark)
 app.command("list")(variants.list_variants)
 app.command("show")(variants.show_variant)
 app.command("params")(params.params)

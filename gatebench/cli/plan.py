@@ -162,6 +162,8 @@ def _lines(study: Study, runs: Sequence[PlannedRun], estimate: _Estimate) -> Ite
 
     device, pairs = estimate.device, list(zip(runs, estimate.costs, strict=True))
     missing = [cost for run, cost in pairs if not run.finished]
+    if study.extend is not None:
+        yield from _first_stage(study, estimate)
     yield f"{len(runs)} runs: {_counts(runs)}."
     if missing:
         tokens, flops = sum(cost.tokens for cost in missing), sum(cost.flops for cost in missing)
@@ -187,6 +189,22 @@ def _lines(study: Study, runs: Sequence[PlannedRun], estimate: _Estimate) -> Ite
     yield from sorted({line for run in runs for line in get(run.config.variant).design.costs})
     for name, reason in study.skipped().items():
         yield f"left out: {name} ({reason})"
+
+
+def _first_stage(study: Study, estimate: _Estimate) -> Iterator[str]:
+    """What has to be trained before it can be extended."""
+    from gatebench.report.wording import scale
+    from gatebench.sweep.plan import costs_of
+    from gatebench.sweep.plan import plan as planned_runs
+
+    runs = planned_runs(study.first_stage())
+    pairs = zip(runs, costs_of(runs, estimate.device), strict=True)
+    missing = [cost for run, cost in pairs if not run.finished]
+    yield f"They extend {len(runs)} runs: {_counts(runs)}."
+    if missing:
+        hours = _hours(sum(map(estimate.hours, missing)))
+        tokens = scale(sum(cost.tokens for cost in missing))
+        yield f"To train before: {tokens} tokens, about {hours} hours of {estimate.device.name}."
 
 
 def _counts(runs: Sequence[PlannedRun]) -> str:

@@ -83,6 +83,8 @@ def sweep(
         content: dict[str, Any] = {"study": loaded.name, "combinations": [s.to_dict() for s in report.settings]}
         if report.across_settings is not None:
             content["settings"] = report.across_settings.to_dict()
+        if report.over_rates:
+            content["learning_rates"] = [table.to_dict() for table in report.over_rates]
         print(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False))
     else:
         for part in report.printed():
@@ -109,8 +111,14 @@ class Launch(NamedTuple):
 
 
 def train_study(study: Study, console: Console, launch: Launch) -> list[PlannedRun]:
-    """Train what is missing; where runs have no result, say why on standard error and exit (2: all had bad input)."""
+    """Train what is missing; where runs have no result, say why on standard error and exit (2: all had bad input).
+
+    A study with `extend` trains everything that is to be extended first.
+    """
     from gatebench.sweep import local
+
+    if study.extend is not None:
+        train_study(study.first_stage(), console, launch)
 
     how: dict[str, Any] = {
         "max_parallel": launch.max_parallel,

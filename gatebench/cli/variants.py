@@ -264,8 +264,8 @@ def _print_costs(console: Console, facts: dict[str, Any]) -> None:
         f"training FLOPs per token {flops:,} ({flops / flops_baseline - 1:+.2%}) at {facts['seq_len']} tokens",
         markup=False,
     )
-    if facts["param_match"] == "ffn":
-        console.print(f"param_match=ffn: ffn_dim {facts['ffn_dim_baseline']} -> {facts['ffn_dim']}", markup=False)
+    if (match := facts["param_match"]) != "none":
+        console.print(f"param_match={match}: ffn_dim {facts['ffn_dim_baseline']} -> {facts['ffn_dim']}", markup=False)
     grid = Table(box=None, pad_edge=False, header_style="bold")
     grid.add_column("parameters per layer")
     for header in ("variant", "baseline", "difference"):

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gatebench.config import DataConfig
+from gatebench.data.retrieval import RetrievalWindows
 from gatebench.data.synthetic import BigramBackcopy, SyntheticWindows, synthetic_heldout_windows
 from gatebench.data.tokens import Corpus, HeldoutWindows, TrainingWindows
 from gatebench.data.tokens import heldout_windows as corpus_heldout_windows
@@ -33,7 +34,8 @@ def training_windows(source: DataSource, data: DataConfig, seed: int) -> Windows
     """Return the training windows of a run. Raises UserError for a length or mixture that the source cannot give."""
     if isinstance(source, BigramBackcopy):
         return SyntheticWindows(source, data.seq_len, bos=data.bos, seed=seed)
-    return TrainingWindows(source, data.seq_len, bos=data.bos, seed=seed, mixture=data.mixture)
+    windows = TrainingWindows(source, data.seq_len, bos=data.bos, seed=seed, mixture=data.mixture)
+    return windows if data.retrieval is None else RetrievalWindows(windows, data.retrieval)
 
 
 def heldout_windows(

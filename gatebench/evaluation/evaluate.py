@@ -11,10 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gatebench.data.reading import DataSource, heldout_windows
+from gatebench.data.retrieval import RetrievalDocuments
 from gatebench.data.synthetic import BigramBackcopy
+from gatebench.data.tokens import Corpus
 from gatebench.errors import UserError
 from gatebench.evaluation.perplexity import domain_scores, summarize
 from gatebench.evaluation.probes import probe
+from gatebench.evaluation.retrieval import answer_accuracy
 from gatebench.evaluation.synthetic import copy_scores
 from gatebench.training.run import NonFiniteLoss, Trained
 from gatebench.training.rundir import write_atomic, write_json
@@ -77,6 +80,11 @@ def evaluate(trained: Trained) -> dict[str, Any]:
         for name, s in scores.items()
     }
     details, known = _against_the_true_process(trained, seq_len) if isinstance(corpus, BigramBackcopy) else ({}, {})
+    if config.data.retrieval is not None:
+        assert isinstance(corpus, Corpus)
+        documents = RetrievalDocuments(corpus, config.data.retrieval, seq_len + (not bos), "heldout")
+        data: dict[str, Any] = {"batch_size": config.eval.batch_size, "device": device}
+        known["retrieval_accuracy"] = details["retrieval_accuracy"] = answer_accuracy(model, documents, bos=bos, **data)
     averages = {k: v for k, v in perplexity.items() if "/" not in k}
     write_json(trained.directory.eval, {**context, "domains": domains, **averages, **details})
 

@@ -167,13 +167,17 @@ class BenchmarkTable:
 def make(
     frame: pd.DataFrame, baseline: str, variants: Sequence[str], labels: Mapping[str, str] | None = None
 ) -> BenchmarkTable | None:
-    """The table of the runs of ``baseline`` and ``variants`` in ``frame`` (``results.load``); None without a result."""
-    names = [baseline, *(name for name in variants if name != baseline)]
-    runs = frame[frame["variant"].isin(names)]
-    by_name = {name: runs[runs["variant"] == name] for name in names}
-    tasks = results.tasks(runs)
+    """The table of the runs of ``baseline`` and ``variants`` in ``frame`` (``results.load``); None without a result.
+
+    Variants that were asked nothing are left out.
+    """
+    tasks = results.tasks(frame[frame["variant"].isin([baseline, *variants])])
     if not tasks:
         return None
+    asked = set(frame["variant"][frame[[results.SCORE + task for task in tasks]].notna().any(axis=1)])
+    names = [baseline, *(name for name in variants if name != baseline and name in asked)]
+    runs = frame[frame["variant"].isin(names)]
+    by_name = {name: runs[runs["variant"] == name] for name in names}
     blocked = {n: blocking_texts(comparison_flags(by_name[baseline], by_name[n], n)) for n in names[1:]}
     apart = {task for task in tasks if len(runs[[p + task for p in (results.ASKED, results.ITEMS)]].value_counts()) > 1}
     entries: list[Entry] = []

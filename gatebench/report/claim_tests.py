@@ -16,14 +16,11 @@ from scipy import stats as scipy_stats
 
 from gatebench.report.comparison import SINK_EXCESS
 from gatebench.report.flags import blocking_texts, comparison_flags, distinct, one_model, pair_flags, run_flags
+from gatebench.report.lr_curves import MIN_RATES, lr_sensitivity, with_rates
 from gatebench.report.paper_table import MIN_RANKED
 from gatebench.report.stats import ALPHA, Comparison, equivalence, paired_comparison
 from gatebench.report.tables import estimate
 from gatebench.report.wording import decimals_for, number
-
-LEARNING_RATE = "optim.lr="
-MIN_RATES = 3
-"""Learning rates below which a sensitivity is not defined."""
 
 
 @dataclass(frozen=True)
@@ -248,23 +245,19 @@ class Sensitivity:
 
     def run(self, frame: pd.DataFrame) -> Found | None:
         """Paired t test over seeds, over the learning rates that both have."""
-        rated = _with_rates(frame[frame["variant"].isin([self.variant, self.than])])
-        table = rated.pivot_table(index="seed", columns=["variant", "rate"], values="capped_loss")
+        rated = with_rates(frame[frame["variant"].isin([self.variant, self.than])])
+        table = rated.pivot_table(index="seed", columns=["variant", "lr"], values="capped_loss")
         if not {self.variant, self.than} <= set(table.columns.get_level_values(0)):
             return None
         rates = sorted(set(table[self.variant].columns) & set(table[self.than].columns))
         if len(rates) < MIN_RATES:
             return None
-        values = {}
-        for name in (self.variant, self.than):
-            losses = table[name].loc[:, rates].dropna()
-            at = losses.to_numpy(dtype=float)
-            values[name] = pd.Series(at.mean(axis=1) - at.min(axis=1), losses.index)
-        found = paired_comparison(values[self.than], values[self.variant], lower_is_better=True)
+        theirs, ours = (lr_sensitivity(pd.DataFrame(table[name])[rates]) for name in (self.than, self.variant))
+        found = paired_comparison(theirs, ours, lower_is_better=True)
         if not found.n:
             return None
-        ours, theirs = number(found.variant_mean, "nats"), number(found.baseline_mean, "nats")
-        text = f"{ours} against {theirs} nats over {len(rates)} learning rates"
+        means = f"{number(found.variant_mean, 'nats')} against {number(found.baseline_mean, 'nats')}"
+        text = f"{means} nats over {len(rates)} learning rates"
         return Found(f"{text}, difference {_interval(found, 0.0, 'nats')}", found.mean < 0, found.p, found.n)
 
 
@@ -284,10 +277,10 @@ class AtHighestRate:
 
     def run(self, frame: pd.DataFrame) -> Found | None:
         """Paired t test over seeds; a run that diverged counts as ln(vocabulary)."""
-        rated = _with_rates(frame[frame["variant"].isin([self.variant, self.than])])
-        if rated["rate"].nunique() < 2:
+        rated = with_rates(frame[frame["variant"].isin([self.variant, self.than])])
+        if rated["lr"].nunique() < 2:
             return None
-        top = rated[rated["rate"] == rated["rate"].max()]
+        top = rated[rated["lr"] == rated["lr"].max()]
         by_name = {
             name: top[top["variant"] == name].groupby("seed")["capped_loss"].mean()
             for name in (self.variant, self.than)
@@ -327,18 +320,6 @@ def _ran_alike(frame: pd.DataFrame, one: str, other: str, seed: int) -> bool:
 def _run_blocked(frame: pd.DataFrame, variant: str) -> str:
     own = frame[frame["variant"] == variant]
     return "; ".join(text for _, run in own.iterrows() for text in blocking_texts(run_flags(run)))
-
-
-def _with_rates(frame: pd.DataFrame) -> pd.DataFrame:
-    """Runs that name their learning rate, with ``rate`` and ``capped_loss`` (nats per token)."""
-    words = [str(text).split() for text in frame["overrides"]]
-    rates = [[float(w.removeprefix(LEARNING_RATE)) for w in found if w.startswith(LEARNING_RATE)] for found in words]
-    rated = frame.assign(rate=[found[-1] if found else math.nan for found in rates])
-    ceiling = np.log(rated["vocab_size"].to_numpy(dtype=float))
-    loss = np.log(rated["micro_ppl"].to_numpy(dtype=float))
-    has_number = (rated["status"] == "done").to_numpy() & np.isfinite(loss)
-    capped = np.minimum(np.where(has_number, loss, ceiling), ceiling)
-    return rated.assign(capped_loss=capped).dropna(subset=["rate"])
 
 
 def _difference_text(found: Comparison) -> str:

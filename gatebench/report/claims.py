@@ -24,7 +24,6 @@ import pandas as pd
 from gatebench.paths import project_root
 from gatebench.report import compact
 from gatebench.report.claim_tests import (
-    LEARNING_RATE,
     AtHighestRate,
     ClaimTest,
     Compare,
@@ -35,6 +34,7 @@ from gatebench.report.claim_tests import (
     Sink,
     Speed,
 )
+from gatebench.report.lr_curves import LEARNING_RATE
 from gatebench.report.stats import ALPHA, holm
 from gatebench.report.wording import scale
 

@@ -190,7 +190,7 @@ def _parameter_text(name: str, other: str, baseline: Run, variant: Run) -> str:
     matching = str(variant["param_match"])
     if matching in ("", "none"):
         return text + ", not matched (param_match none)"
-    return text + f" left over by param_match {matching}"
+    return text + (", FLOPs matched" if matching == "flops" else f" left over by param_match {matching}")
 
 
 def _eval_columns(run: Run) -> list[str]:

@@ -34,6 +34,8 @@ class Estimate:
     by_seed: Mapping[int, float]
     """Finite values only: a diverged run has none."""
     alpha: float = ALPHA
+    at_chance: bool = False
+    """Whether it is a benchmark's score that guessing could give."""
 
     @property
     def n(self) -> int:

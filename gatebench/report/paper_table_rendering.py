@@ -36,10 +36,15 @@ _LATEX_ESCAPES = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
     "<": "$<$",
     ">": "$>$",
     "|": r"$\vert$",
+    "°": r"$^{\circ}$",
 }
 
 MARKS: Mapping[Verdict, str] = {"better": "✓", "worse": "✗", "not resolvable": "~"}
 """What stands behind a number with a verdict against the baseline."""
+
+
+AT_CHANCE = "°"
+"""What stands behind a benchmark's score that guessing could give."""
 
 
 @dataclass(frozen=True)
@@ -113,30 +118,30 @@ def to_latex(table: PaperTable) -> str:
     heads, rules, below, at = [""], [], [""], 2
     for column in columns:
         width = 2 if column.paper else 1
-        title = _latex(_headers(table, column)[0])
+        title = latex_text(_headers(table, column)[0])
         heads.append(f"\\multicolumn{{{width}}}{{c}}{{{title}}}")
         rules.append(f"\\cmidrule(lr){{{at}-{at + width - 1}}}")
-        below += ["ours", _latex(_on_one_line(column.paper_title))] if column.paper else ["ours"]
+        below += ["ours", latex_text(_on_one_line(column.paper_title))] if column.paper else ["ours"]
         at += width
     lines = [f"% {line}" for line in _header(table)]
     lines += ["\\begin{table}", "\\centering", "\\small"]
     caption = " ".join([f"{table.title}.", *_legend(table, _LATEX_MARKS)])
-    lines.append(f"\\caption{{{_latex(caption, marks=True)}}}")
+    lines.append(f"\\caption{{{latex_text(caption, marks=True)}}}")
     lines += [f"\\begin{{tabular}}{{l{'r' * (len(below) - 1)}}}", "\\toprule"]
     lines += [" & ".join(heads) + " \\\\", " ".join(rules), " & ".join(below) + " \\\\", "\\midrule"]
     for row in table.rows:
         cells = [_latex_cell(cell) for column in columns for cell in _cells(table, row, column)]
-        lines.append(" & ".join([_latex(_label(row)), *cells]) + " \\\\")
+        lines.append(" & ".join([latex_text(_label(row)), *cells]) + " \\\\")
     lines += ["\\bottomrule", "\\end{tabular}", f"\\label{{tab:gatebench-{table.number}}}", "\\end{table}"]
     return "\n".join(lines) + "\n"
 
 
 def _latex_cell(cell: Cell) -> str:
-    text = _latex(cell.text)
+    text = latex_text(cell.text)
     return (f"\\textbf{{{text}}}" if cell.bold else text) + (_LATEX_MARKS[cell.verdict] if cell.verdict else "")
 
 
-def _latex(text: str, *, marks: bool = False) -> str:
+def latex_text(text: str, *, marks: bool = False) -> str:
     """The text with what LaTeX minds spelled out; ``marks`` leaves the marks of the verdicts, which are LaTeX."""
     kept = _LATEX_MARKS.values() if marks else ()
     for index, mark in enumerate(kept):
@@ -185,6 +190,8 @@ def to_frame(table: PaperTable) -> pd.DataFrame:
             record[column.key] = estimate.mean
             if column.interval:
                 record[f"{column.key}_half_width"] = estimate.half_width
+            if any(other.ours[column.key].at_chance for other in table.rows):
+                record[f"{column.key}_at_chance"] = estimate.at_chance
             if column.paper:
                 record[f"paper_{column.paper}"] = row.paper_number(column.paper)
             if any(column.key in other.verdicts for other in table.rows):
@@ -276,7 +283,7 @@ def _estimate_text(column: Column, estimate: Estimate) -> str:
     text = column.written(estimate.mean)
     if column.interval and math.isfinite(estimate.half_width):
         text += f" ± {column.written(estimate.half_width, like=estimate.mean)}"
-    return text
+    return f"{text} {AT_CHANCE}" if estimate.at_chance else text
 
 
 def _findings(table: PaperTable) -> Iterator[str]:
@@ -335,13 +342,16 @@ def _legend(table: PaperTable, marks: Mapping[Verdict, str] = MARKS) -> Iterator
     if any(row.verdicts for row in table.rows):
         words = ", ".join(f"{mark} {verdict}" for verdict, mark in marks.items())
         yield f"Against the baseline, paired by seed: {words}."
+    if any(estimate.at_chance for row in table.rows for estimate in row.ours.values()):
+        yield f"{AT_CHANCE} at chance: guessing lies within the score's 95 % interval over items."
     if missing := [_on_one_line(c.title) for c in table.columns if c.shown and not table.measured(c)]:
         yield f"Not measured here: {listing(missing)}."
 
 
 def _estimate_dict(estimate: Estimate) -> dict[str, Any]:
     by_seed = {str(seed): value for seed, value in estimate.by_seed.items()}
-    return {"mean": estimate.mean, "half_width": estimate.half_width, "n": estimate.n, "by_seed": by_seed}
+    found = {"mean": estimate.mean, "half_width": estimate.half_width, "n": estimate.n, "by_seed": by_seed}
+    return found | ({"at_chance": True} if estimate.at_chance else {})
 
 
 def _correlation_dict(found: RankCorrelation) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class ParamsRow:
     added: int
     """Beyond the baseline's."""
     ffn_dim: int
-    """Narrowed or widened by param_match=ffn."""
+    """Narrowed or widened by param_match."""
     printed: str | None
     """What the paper prints as added, in millions; None where it prints nothing."""
     note: str
@@ -109,8 +109,10 @@ class ParamsTable:
                 yield f"{row.variant}: {row.note}"
         for name, reason in self.skipped.items():
             yield f"left out: {name} ({reason})"
-        if self.param_match != "none":
-            yield f"param_match={self.param_match}: what is added is the residual, at most half a unit of ffn_dim"
+        if self.param_match == "ffn":
+            yield "param_match=ffn: what is added is the residual, at most half a unit of ffn_dim"
+        if self.param_match == "flops":
+            yield "param_match=flops: ffn_dim is where a training token's FLOPs are nearest the baseline's"
 
 
 def make(

@@ -20,6 +20,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from gatebench.errors import UserError
+from gatebench.evaluation.benchmarks.suites import FOLDER
+from gatebench.report import benchmark_results, long_results
 
 SCHEMA = 1
 """The version of summary.json that this module reads."""
@@ -61,6 +63,9 @@ COLUMNS = (
 """The columns of :func:`load` that every frame has, in order; ``<prefix>/<domain>`` columns and ``run_dir`` follow."""
 
 CURVE_COLUMNS = ("run", "variant", "seed", "step", "tokens", "loss", "grad_norm", "lr", "tokens_per_s")
+
+_MEASURED = (*benchmark_results.NUMBERS, *long_results.METRICS)
+"""How columns of numbers begin that are measured after a run."""
 
 _REQUIRED = ("run", "status", "variant", "recipe", "seed")
 
@@ -203,16 +208,34 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _read(directories: Sequence[Path]) -> pd.DataFrame:
-    return as_frame([_read_summary(folder / "summary.json") | {"run_dir": str(folder)} for folder in directories])
+    return as_frame(
+        [
+            _read_summary(folder / "summary.json")
+            | benchmark_results.columns(folder)
+            | long_results.columns(folder)
+            | {"run_dir": str(folder)}
+            for folder in directories
+        ]
+    )
 
 
 def _stamp(directories: Sequence[Path]) -> str:
-    """A hash over what a frame depends on: the columns, and path, size and time of change of every summary."""
+    """A hash over what a frame depends on: the columns, and path, size and time of change of every summary and of the
+    folders of what was measured later, whose files are written by rename."""
     digest = hashlib.sha256(repr((SCHEMA, COLUMNS)).encode())
     for directory in directories:
         found = os.stat(directory / "summary.json")
-        digest.update(f"{directory}\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
+        measured = [_changed(directory / name) for name in (FOLDER, long_results.FOLDER)]
+        digest.update(f"{directory}\0{found.st_size}\0{found.st_mtime_ns}\0{measured}\n".encode())
     return digest.hexdigest()
+
+
+def _changed(folder: Path) -> int:
+    """When a folder was last changed, in nanoseconds; 0 where there is none."""
+    try:
+        return os.stat(folder).st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def _cached(path: Path, stamp: str) -> pd.DataFrame | None:
@@ -295,4 +318,5 @@ def tidy(frame: pd.DataFrame) -> pd.DataFrame:
     typed |= {name: frame[name].astype(object).fillna(0).astype("int64") for name in WHOLE}
     typed |= {name: frame[name].astype(object).fillna(False).astype(bool) for name in FLAGS}
     typed |= {name: frame[name].astype("float64") for name in (*_REAL, *by_domain)}
-    return frame.assign(**typed).sort_values(["recipe", "variant", "seed", "run"], ignore_index=True)
+    typed |= {name: frame[name].astype("float64") for name in others if name.startswith(_MEASURED)}
+    return frame.assign(**typed).copy().sort_values(["recipe", "variant", "seed", "run"], ignore_index=True)

@@ -35,6 +35,7 @@ from gatebench.training import hardware, loggers
 from gatebench.training.attempt import Attempt, Superseded, new_attempt, settle, shared_attempt
 from gatebench.training.callbacks import MetricsWriter, ResumePoints, Snapshots, StopTogether, TrainingProgress
 from gatebench.training.datamodule import TokenData
+from gatebench.training.extension import initial_model, tied_to_parent
 from gatebench.training.module import LanguageModel
 from gatebench.training.rundir import RunDirectory, RunLog, disk_full_is_a_user_error, is_disk_full, write_json
 from gatebench.training.sharding import save_weights, trainer_strategy
@@ -114,7 +115,7 @@ def prepare(config: RunConfig, *, elsewhere: bool = False) -> tuple[RunConfig, D
     TokenData(config, corpus)  # refuses a length or a mixture that the corpus cannot give
     if isinstance(corpus, Corpus):
         _check_heldout(config, corpus)
-    return config.model_copy(update={"corpus_fingerprint": corpus.fingerprint}), corpus, costs
+    return tied_to_parent(config.model_copy(update={"corpus_fingerprint": corpus.fingerprint})), corpus, costs
 
 
 def _check_heldout(config: RunConfig, corpus: Corpus) -> None:
@@ -197,7 +198,7 @@ def _train(
     started = datetime.now(UTC)
     accelerator = hardware.resolve_accelerator(config.train.accelerator)
     precision = _as_before(directory, accelerator, hardware.resolve_precision(config.train.precision, accelerator))
-    model = build_run_model(config)
+    model = initial_model(config)
     device = (
         torch.device(accelerator, int(os.environ.get("LOCAL_RANK", 0)))
         if accelerator == "cuda"

@@ -83,6 +83,7 @@ def run_summary(
         "torch_version": last["torch"],
         "gatebench_version": gatebench.__version__,
         **_watched_maxima(rows),
+        **({} if config.init is None else {"parent": config.init.run}),
     }
 
 

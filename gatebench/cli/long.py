@@ -1,0 +1,129 @@
+"""`gatebench long`: runs at windows longer than their own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gatebench.cli.output import stdout_console
+from gatebench.cli.sweep import AsJson, Seeds, Settings
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def long(
+    run_dirs: Annotated[
+        list[Path] | None, typer.Argument(metavar="[RUN_DIR...]", help="Run directories.", show_default=False)
+    ] = None,
+    study: Annotated[
+        str | None, typer.Option(metavar="STUDY", help="The finished runs of this study, in place of RUN_DIR...")
+    ] = None,
+    seeds: Seeds = None,
+    settings: Settings = [],  # noqa: B006
+    lengths: Annotated[
+        str, typer.Option(metavar="A,B,...", help="Lengths: tokens, or multiples of the training window.")
+    ] = "1x,2x,4x,8x",
+    yarn: Annotated[float | None, typer.Option(help="Measure with YaRN by this factor, too.")] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,...", help="RULER's tasks (default: the six that need no download); none: no task."),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Samples of each task, length and depth.")] = 50,
+    new_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens for an answer (default: RULER's; at most an eighth of the length)."),
+    ] = None,
+    depths: Annotated[int, typer.Option(min=0, help="Depths of the needle on the map over lengths; 0: no map.")] = 5,
+    intervene: Annotated[
+        list[str], typer.Option(help="Measure under an intervention, too, as `gatebench probe` names them. Repeatable.")
+    ] = [],  # noqa: B006
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Held-out tokens for the loss at each length.", show_default="65,536 or more"),
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads (default: all cores).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure runs at long windows: RULER, loss by position, sinks. Results stay with a run; none is measured twice."""
+    from gatebench.cli.probe import study_groups
+    from gatebench.errors import UserError
+
+    if study is None:
+        if not run_dirs:
+            raise UserError("long: nothing to measure; legal: run directories, or --study STUDY")
+        if seeds is not None or settings:
+            raise UserError("--seeds and --set: go with --study alone; legal: run directories without them")
+        paths = run_dirs
+    elif run_dirs:
+        raise UserError(f"--study {study}: not with run directories ({run_dirs[0]}); legal: one or the other")
+    else:
+        paths = [path for group in study_groups(study, seeds, settings, None) for path in group.run_dirs]
+    if yarn is not None and yarn < 1:
+        raise UserError(f"--yarn {yarn:g}: legal: 1 or more")
+
+    import torch
+
+    from gatebench.evaluation.interventions import parse
+    from gatebench.evaluation.long_context.run_long import FREE_TASKS, Request, measure
+    from gatebench.evaluation.ruler.samples import task as known_task
+    from gatebench.evaluation.run_probes import open_run
+
+    named = _words(tasks) if tasks is not None else list(FREE_TASKS)
+    named = [] if named == ["none"] else named
+    for name in named:
+        if known_task(name).needs == "qa_file":
+            raise UserError(f"--tasks {name}: needs a file of questions; legal here: the other tasks")
+    if threads:
+        torch.set_num_threads(threads)
+    request = Request(
+        lengths=tuple(_words(lengths)),
+        yarn=yarn,
+        interventions=tuple(dict.fromkeys(parse(word) for word in intervene)),
+        tasks=tuple(dict.fromkeys(named)),
+        samples=samples,
+        depths=depths,
+        tokens=tokens,
+        new_tokens=new_tokens,
+    )
+    found: list[dict[str, Any]] = []
+    for path in paths:
+        records = measure(open_run(path), request, log=lambda line: print(line, file=sys.stderr))
+        found += records.values()
+        if not as_json:
+            stdout_console().print(_table(records))
+        print(f"  {path / 'long'}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"conditions": found}, indent=1, allow_nan=False))
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _table(records: dict[str, dict[str, Any]]) -> Table:
+    """One run: a row a condition and length."""
+    from rich import box
+    from rich.table import Table
+
+    first = next(iter(records.values()))
+    title = f"{first['run']}, trained at {first['window']:,} tokens"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("condition", no_wrap=True)
+    for heading in ("length", "RULER", "loss", "last quarter", "± 95 %", "1st-token share", "x floor", "gate", "M-Act"):
+        table.add_column(heading, justify="right")
+    for name, record in records.items():
+        for length, row in sorted(record["lengths"].items(), key=lambda item: int(item[0])):
+            text, scores = row["text"], [task["score"] for task in row["ruler"].values()]
+            tail, probes = text["tail"], text["probes"]
+            half = "-" if tail["low"] is None else f"{(tail['high'] - tail['low']) / 2:.3f}"
+            gate = "-" if probes["gate_mean"] is None else f"{probes['gate_mean']:.3f}"
+            score = f"{sum(scores) / len(scores):.1f}" if scores else "-"
+            shares = f"{probes['first_token_share']:.4f}", f"{probes['first_token_excess']:.1f}"
+            cells = (f"{int(length):,}", score, f"{text['loss']:.3f}", f"{tail['nats']:.3f}", half, *shares, gate)
+            table.add_row(name, *cells, f"{probes['m_act']:.1f}")
+    return table

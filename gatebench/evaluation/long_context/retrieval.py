@@ -1,0 +1,131 @@
+"""RULER's tasks at one length, of a needle also at one depth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from gatebench.data.tokens import Corpus
+from gatebench.errors import UserError
+from gatebench.evaluation import ruler
+from gatebench.evaluation.generation import completer
+from gatebench.model.transformer import Transformer
+
+DEPTH_TASK = "niah_single_1"
+MOST_NEW = 1 / 8
+"""Share of the length that an answer may take at most; NVIDIA's numbers of tokens are for 4,096 tokens and more."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How questions are made and put."""
+
+    corpus: Corpus
+    bos: bool
+    samples: int
+    seed: int
+    new_tokens: int | None
+    """Tokens for an answer; None is NVIDIA's number, at most an eighth of the length."""
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The corpus's."""
+        return self.corpus.tokenizer()
+
+    @cached_property
+    def haystack(self) -> ruler.Haystack:
+        """Held-out text to hide needles in."""
+        domain = "literature" if "literature" in self.corpus.domains else self.corpus.domains[0]
+        return ruler.heldout_haystack(self.corpus, domain)
+
+    def encode(self, text: str) -> list[int]:
+        """Return what the model is fed for a text."""
+        ids: list[int] = self.tokenizer.encode(text).ids
+        return [self.corpus.bos_id, *ids] if self.bos else ids
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of ids."""
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+    def generated(self, task: str, length: int, n: int, depth: float | None = None) -> list[ruler.Sample]:
+        """Return samples of a task. Raises UserError where it does not fit the length."""
+        most = min(ruler.TASKS[task].max_new_tokens, max(8, int(length * MOST_NEW)))
+        return ruler.generate(
+            task,
+            self.encode,
+            length,
+            n,
+            self.seed,
+            haystack=self.haystack if ruler.TASKS[task].needs == "haystack" else None,
+            max_new_tokens=self.new_tokens or most,
+            depth=depth,
+        )
+
+
+def tasks_that_fit(setting: Setting, tasks: Sequence[str], shortest: int) -> tuple[list[str], dict[str, str]]:
+    """Return the tasks that fit the shortest length, and why others do not: a mean is over the same at every length."""
+    fit, left_out = [], {}
+    for task in tasks:
+        try:
+            setting.generated(task, shortest, setting.samples)
+            fit.append(task)
+        except UserError as error:
+            left_out[task] = str(error)
+    return fit, left_out
+
+
+def answered(
+    model: Transformer,
+    setting: Setting,
+    task: str,
+    length: int,
+    device: torch.device,
+    *,
+    cached: bool,
+    depth: float | None = None,
+) -> dict[str, float | int]:
+    """Return a task's score and its standard error over samples, 0 to 100, with samples and tokens for an answer.
+
+    `cached` decodes with the key-value cache.
+    """
+    samples = setting.generated(task, length, setting.samples, depth)
+    stop = (setting.corpus.eos_id,)
+    if cached:
+        complete = completer(model, setting.decode, device=device, stop=stop)
+    else:
+        complete = uncached_completer(model, setting, device)
+    scores = 100 * np.array(ruler.evaluate(task, samples, setting.encode, complete).scores)
+    stderr = float(scores.std(ddof=1)) / math.sqrt(len(scores)) if len(scores) > 1 else 0.0
+    return {
+        "score": float(scores.mean()),
+        "stderr": stderr,
+        "n": len(scores),
+        "new_tokens": samples[0].max_new_tokens,
+    }
+
+
+def uncached_completer(model: Transformer, setting: Setting, device: torch.device) -> ruler.Complete:
+    """Return a `completer` that computes every token again for each new one: interventions act on a prefill."""
+
+    @torch.no_grad()
+    def complete(prompts: list[list[int]], n_new: int) -> list[str]:
+        texts = []
+        for prompt in prompts:
+            ids = list(prompt)
+            while len(ids) < len(prompt) + n_new:
+                hidden = model.hidden(torch.tensor([ids], device=device))
+                ids.append(int(model.lm_head(hidden[:, -1]).argmax()))
+                if ids[-1] == setting.corpus.eos_id:
+                    ids.pop()
+                    break
+            texts.append(setting.decode(ids[len(prompt) :]))
+        return texts
+
+    return complete

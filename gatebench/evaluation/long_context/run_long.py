@@ -1,0 +1,249 @@
+"""One run at several lengths, plain and with YaRN, untouched and under interventions; results in its folder `long`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gatebench.config import RopeScalingConfig
+from gatebench.data.tokens import Corpus
+from gatebench.errors import UserError
+from gatebench.evaluation import ruler
+from gatebench.evaluation.interventions import Intervention
+from gatebench.evaluation.long_context.positions import (
+    N_BINS,
+    by_position,
+    heldout_pieces,
+    longest_piece,
+    token_losses,
+    windows_of,
+)
+from gatebench.evaluation.long_context.retrieval import (
+    DEPTH_TASK,
+    Setting,
+    answered,
+    tasks_that_fit,
+)
+from gatebench.evaluation.probes import probe
+from gatebench.model.rope import Rope
+from gatebench.model.transformer import Transformer
+from gatebench.training.extension import length_of
+from gatebench.training.run import Trained
+from gatebench.training.rundir import read_json, write_json
+
+FOLDER = "long"
+SCHEMA = 1
+FREE_TASKS = tuple(name for name, task in ruler.TASKS.items() if task.needs is None)
+"""Tasks made of nothing but their wording."""
+PROBES = (
+    *("first_token_share", "first_token_floor", "first_token_excess", "sink_rate", "m_act"),
+    *("gate_mean", "gate_closed", "probe_tokens"),
+)
+LONGEST = 32
+"""Training windows in a piece of text, so that all lengths up to this read the same."""
+BATCH_TOKENS = 16_384
+"""Tokens in a forward pass, one window at least."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure."""
+
+    lengths: tuple[str, ...] = ("1x", "2x", "4x", "8x")
+    """In tokens, or in training windows."""
+    yarn: float | None = None
+    """Measure with YaRN by this factor, too."""
+    interventions: tuple[Intervention, ...] = ()
+    """Measure under each of these, too."""
+    tasks: tuple[str, ...] = FREE_TASKS
+    samples: int = 50
+    depths: int = 5
+    """Depths at which a needle is hidden; 0 leaves that out."""
+    tokens: int | None = None
+    """Held-out tokens for the loss at each length; the probes read half of them. None is one piece of text of each
+    domain, 65,536 at least."""
+    new_tokens: int | None = None
+    seed: int = 42
+
+
+@dataclass(frozen=True)
+class Condition:
+    """In what state a model is measured."""
+
+    scaling: RopeScalingConfig | None = None
+    intervention: Intervention | None = None
+
+    @property
+    def name(self) -> str:
+        """`plain` or `yarn<factor>`, and the intervention after a plus sign: the stem of the results' file."""
+        stretch = "plain" if self.scaling is None else f"yarn{self.scaling.factor:g}"
+        return stretch if self.intervention is None else f"{stretch}+{self.intervention.name.replace(':', '_')}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data, for JSON."""
+        return {
+            "rope_scaling": None if self.scaling is None else self.scaling.model_dump(),
+            "intervention": None if self.intervention is None else self.intervention.name,
+        }
+
+
+def measure(
+    trained: Trained, request: Request, *, log: Callable[[str], None] = lambda line: None
+) -> dict[str, dict[str, Any]]:
+    """Return the results of every condition by its name, measuring only what no file has; each length is saved at once.
+
+    Results that are not asked for stay; those that are asked for in another way are replaced.
+
+    Raises UserError for a run on data that is no text, lengths that it has no text for, and YaRN on top of YaRN.
+    """
+    corpus, config = trained.corpus, trained.config
+    if not isinstance(corpus, Corpus):
+        raise UserError(f"{trained.directory.name}: was trained on '{corpus.name}', which is no text; legal: a corpus")
+    window = config.data.seq_len
+    lengths = sorted({_length(word, window) for word in request.lengths})
+    scaling = None
+    if request.yarn is not None:
+        if config.model.rope_scaling is not None:
+            raise UserError(f"{trained.directory.name}: was trained with model.rope_scaling; legal: without --yarn")
+        scaling = RopeScalingConfig(factor=request.yarn, original_max_position_embeddings=window)
+    longest = max(lengths[-1], min(LONGEST * window, longest_piece(corpus) // window * window))
+    n_tokens = request.tokens or max(65_536, len(corpus.domains) * longest)
+    pieces = heldout_pieces(corpus, longest, n_tokens)
+    setting = Setting(corpus, config.data.bos, request.samples, request.seed, request.new_tokens)
+    fit, left_out = tasks_that_fit(setting, [*request.tasks, *([DEPTH_TASK] if request.depths else [])], lengths[0])
+    for why in left_out.values():
+        log(f"left out: {why}")
+    tasks = [task for task in request.tasks if task in fit]
+    depths = request.depths if DEPTH_TASK in fit else 0
+    work = Work(trained, setting, pieces, tuple(tasks), depths)
+    found = {}
+    for stretch in (None, scaling) if scaling is not None else (None,):
+        for intervention in (None, *request.interventions):
+            if intervention is None or intervention.applies_to(trained.model):
+                condition = Condition(stretch, intervention)
+                found[condition.name] = _measured(work, condition, lengths, log)
+    return found
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is measured at every length and under every condition."""
+
+    trained: Trained
+    setting: Setting
+    pieces: NDArray[np.int64]
+    """(P, tokens): held-out text."""
+    tasks: tuple[str, ...]
+    depths: int
+
+
+@contextmanager
+def stretched(model: Transformer, scaling: RopeScalingConfig | None) -> Iterator[None]:
+    """Give the model another RoPE for the length of the block; None leaves it its own."""
+    own = model.rope
+    if scaling is not None:
+        model.rope = Rope(own.head_dim, own.theta, scaling)
+    try:
+        yield
+    finally:
+        model.rope = own
+
+
+def _length(word: str, window: int) -> int:
+    try:
+        length = length_of(word, window)
+    except ValueError:
+        length = 0
+    if length < N_BINS:
+        raise UserError(
+            f"--lengths {word}: legal: {N_BINS} tokens or more, or multiples of the training window (1x,2x,4x)"
+        )
+    return length
+
+
+def _measured(work: Work, condition: Condition, lengths: list[int], log: Callable[[str], None]) -> dict[str, Any]:
+    """Return one condition's results: what its file has, asked in the same way, and what is measured now."""
+    trained = work.trained
+    path = trained.directory.path / FOLDER / f"{condition.name}.json"
+    record = read_json(path) or {
+        "schema": SCHEMA,
+        "run": trained.directory.name,
+        "variant": trained.config.variant,
+        "seed": trained.config.seed,
+        "window": trained.config.data.seq_len,
+        **condition.as_dict(),
+        "lengths": {},
+    }
+    for length in lengths:
+        known = record["lengths"].get(str(length), {"text": {}, "ruler": {}, "depths": {}})
+        missing = _missing(work, known)
+        if not missing:
+            continue
+        log(f"{trained.directory.name}: {condition.name} at {length:,} tokens")
+        with stretched(trained.model, condition.scaling):
+            record["lengths"][str(length)] = _at_length(work, condition.intervention, length, known, missing)
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, record)
+    return record
+
+
+def _missing(work: Work, known: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return how each part is asked that a length's results lack, or have in another way: text, a task, depths."""
+    setting = work.setting
+    corpus = {"corpus": setting.corpus.name, "corpus_fingerprint": setting.corpus.fingerprint, "bos": setting.bos}
+    text = {**corpus, "piece": work.pieces.shape[1] - 1, "tokens": work.pieces[:, 1:].size, "dtype": "float32"}
+    asked = {} if known["text"].get("asked") == text else {"text": text}
+    questions = {**corpus, "samples": setting.samples, "seed": setting.seed, "new_tokens": setting.new_tokens}
+    for task in work.tasks:
+        of_task = {**questions, **ruler.facts(task, haystack=setting.haystack)}
+        if known["ruler"].get(task, {}).get("asked") != of_task:
+            asked[task] = of_task
+    depths = {**questions, **ruler.facts(DEPTH_TASK), "depths": work.depths}
+    if work.depths and known["depths"].get("asked") != depths:
+        asked["depths"] = depths
+    return asked
+
+
+def _at_length(
+    work: Work,
+    intervention: Intervention | None,
+    length: int,
+    known: dict[str, Any],
+    missing: dict[str, dict[str, Any]],
+) -> dict[str, Any]:
+    """Return a length's results with the `missing` parts measured."""
+    model, device, setting = work.trained.model, work.trained.device, work.setting
+    windows = windows_of(work.pieces, length, setting.corpus.bos_id if setting.bos else None)
+    probed = windows[: max(1, len(windows) // 2), :-1]
+    data: dict[str, Any] = {"batch_size": max(1, BATCH_TOKENS // length), "device": device}
+    cached = intervention is None
+    found = {**known, "ruler": dict(known["ruler"])}
+    with nullcontext() if intervention is None else intervention.applied(model, probed, **data):
+        for part, asked in missing.items():
+            if part == "text":
+                losses = token_losses(model, windows, **data)
+                bins, tail = by_position(losses)
+                probes = probe(model, probed, with_destinations=False, **data).summary()
+                found["text"] = {
+                    "asked": asked,
+                    "windows": len(windows),
+                    "loss": float(losses.mean()),
+                    "tail": asdict(tail),
+                    "bins": [asdict(each) for each in bins],
+                    "probes": {key: probes[key] for key in PROBES},
+                }
+            elif part == "depths":
+                depths = np.linspace(0, 1, work.depths).tolist()
+                rows = [
+                    {"depth": depth, **answered(model, setting, DEPTH_TASK, length, device, cached=cached, depth=depth)}
+                    for depth in depths
+                ]
+                found["depths"] = {"asked": asked, "rows": rows}
+            else:
+                found["ruler"][part] = {"asked": asked, **answered(model, setting, part, length, device, cached=cached)}
+    return found

@@ -1,0 +1,102 @@
+"""What `gatebench long` left in runs as columns of `results.load`: `<run>/long/<condition>.json`.
+
+A column is `<metric><condition>/<length>`: `ruler/4x` is the run as it was trained, `ruler_yarn/4x` with YaRN,
+`ruler+block-first/4x` under an intervention, at four training windows. RULER's also stand under the length in tokens
+(`ruler/1k`), as in the paper's Table 5. Of several factors of YaRN the largest counts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gatebench.errors import UserError
+
+FOLDER = "long"
+METRICS = ("ruler", "long_loss", "long_share", "long_excess", "long_sink_rate", "long_gate", "long_m_act")
+"""Mean RULER score; loss over the last quarter of a window; first-token share, the same over its floor, sink rate, mean
+gate score, M-Act."""
+COLUMN = re.compile(rf"({'|'.join(METRICS)})((?:_yarn)?(?:\+[^/]+)?)/(\d+(?:\.\d+)?)x")
+"""Metric, condition and length in training windows of a column."""
+
+
+def columns(run_dir: str | Path) -> dict[str, float | str | None]:
+    """The columns of one run; none where it was not measured. Raises :class:`UserError` for a file that is none.
+
+    RULER's mean is over the tasks that every condition and length has; `long_asked` names them.
+    """
+    found: dict[str, float | str | None] = {}
+    known = records(run_dir)
+    rows = [row for record in known for row in record["lengths"].values()]
+    tasks = sorted(set.intersection(*(set(row["ruler"]) for row in rows))) if rows else []
+    for record in known:
+        condition = condition_of(record)
+        for length, row in record["lengths"].items():
+            probes = row["text"]["probes"]
+            score = sum(row["ruler"][task]["score"] for task in tasks) / len(tasks) if tasks else None
+            values = (
+                *(score, row["text"]["tail"]["nats"]),
+                *(
+                    probes[key]
+                    for key in ("first_token_share", "first_token_excess", "sink_rate", "gate_mean", "m_act")
+                ),
+            )
+            multiple = f"{int(length) / record['window']:g}x"
+            found |= {f"{metric}{condition}/{multiple}": value for metric, value in zip(METRICS, values, strict=True)}
+            found[f"ruler{condition}/{in_tokens(int(length))}"] = score
+            found["long_asked"] = _asked(row, tasks)
+    return found
+
+
+def _asked(row: dict[str, Any], tasks: Sequence[str]) -> str:
+    """How a length's scores were got, in words."""
+    if not tasks:
+        return f"{row['text']['asked']['tokens']} tokens"
+    asked = row["ruler"][tasks[0]]["asked"]
+    how = f"{asked['samples']} samples seed {asked['seed']} wording {asked['wording']}"
+    return f"{row['text']['asked']['tokens']} tokens; {how}: {' '.join(tasks)}"
+
+
+def records(run_dir: str | Path) -> list[dict[str, Any]]:
+    """The results of every condition, that without YaRN first. Raises :class:`UserError` for a file that is none."""
+    found = []
+    for path in sorted((Path(run_dir) / FOLDER).glob("*.json")):
+        try:
+            record = json.loads(path.read_bytes())
+            key = record["rope_scaling"]["factor"] if record["rope_scaling"] else 0.0, record["intervention"] or ""
+            found.append((key, record))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path}: no result of `gatebench long` ({error!r}); delete it and measure again") from None
+    return [record for _, record in sorted(found, key=lambda item: item[0])]
+
+
+def condition_of(record: dict[str, Any]) -> str:
+    """The condition's part of a column's name; empty for the run as it was trained."""
+    stretch = "_yarn" if record["rope_scaling"] else ""
+    return f"{stretch}+{record['intervention']}" if record["intervention"] else stretch
+
+
+def in_tokens(length: int) -> str:
+    """4096 is 4k, 256 is 256."""
+    return f"{length // 1024}k" if length % 1024 == 0 else str(length)
+
+
+def conditions(names: Iterable[str]) -> list[str]:
+    """The conditions among column names: without YaRN first, interventions after what they change."""
+    found = {match[2] for name in names if (match := COLUMN.fullmatch(name))}
+    return sorted(found, key=lambda condition: (condition.partition("+")[2], condition))
+
+
+def multiples(names: Iterable[str], metric: str) -> list[float]:
+    """The lengths, in training windows, at which any column has the metric."""
+    matches = (COLUMN.fullmatch(name) for name in names)
+    return sorted({float(match[3]) for match in matches if match and match[1] == metric})
+
+
+def in_words(condition: str) -> str:
+    """What a table calls a condition."""
+    stretch, _, intervention = condition.partition("+")
+    return " ".join(filter(None, ("YaRN" if stretch else "as trained", intervention and f"({intervention})")))
