@@ -53,8 +53,9 @@ def benchmark(
 ) -> None:
     """Score checkpoints on benchmarks. Results stay with a run, task by task, and are not computed twice."""
     from gatebench.errors import UserError
+    from gatebench.evaluation.benchmarks.checkpoint import Checkpoint
     from gatebench.evaluation.benchmarks.hub import check_installed, go_offline_unless_reachable, refuse_missing
-    from gatebench.evaluation.benchmarks.suites import BUNDLED, FOLDER, PAPER, SUITES, of_suite
+    from gatebench.evaluation.benchmarks.suites import BUNDLED, PAPER, SUITES, of_suite
 
     check_installed()
     if suite not in (None, *SUITES):
@@ -63,19 +64,17 @@ def benchmark(
     if suite == "paper" and (other := [name for name in named if name not in PAPER]):
         raise UserError(f"--suite paper: has no task '{other[0]}'; legal: {', '.join(PAPER)}, or no --suite")
     sources = _sources(checkpoints or [], study)
+    opened = [Checkpoint(source, batch_size) for source in sources]
     of_hub = suite == "paper" or any(not name.startswith(BUNDLED) for name in named)
     go_offline_unless_reachable(needed=of_hub or not all(Path(source).is_dir() for source in sources))
     if task_dir is None:
         asked = named or (of_suite("paper", context=0, unsafe_code=confirm_run_unsafe_code) if suite == "paper" else ())
-        refuse_missing(
-            task for task in asked if not all((Path(s) / FOLDER / f"{task}.json").is_file() for s in sources)
-        )
+        refuse_missing(task for task in asked if not all((one.folder / f"{task}.json").is_file() for one in opened))
     if not named and not confirm_run_unsafe_code:
         print("HumanEval is left out: it runs what the model writes (--confirm-run-unsafe-code)", file=sys.stderr)
     if not sys.stderr.isatty():
         os.environ["TQDM_DISABLE"] = "1"  # no bars of the harness's in a file
 
-    from gatebench.evaluation.benchmarks.checkpoint import Checkpoint
     from gatebench.evaluation.benchmarks.run_benchmarks import Options, run
 
     if threads:
@@ -83,7 +82,6 @@ def benchmark(
 
         torch.set_num_threads(threads)
     options = Options(shots, limit, seed, task_dir, confirm_run_unsafe_code)
-    opened = [Checkpoint(source, batch_size) for source in sources]
     found = run(opened, options, names=named, suite=suite or "offline", log=lambda line: print(line, file=sys.stderr))
     results = {one.name: records for one, records in zip(opened, found, strict=True)}
     if as_json:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from gatebench.cli.train import describe
+from gatebench.cli.train import train_and_tell
 
 
 def extend(
@@ -37,24 +35,11 @@ def extend(
     from gatebench.validation import one_line
 
     try:
-        words: dict[str, Any] = {"tokens": int(tokens), "seq_len": seq_len, "rope_theta": rope_theta, "lr": lr}
+        words: dict[str, Any] = {"tokens": tokens, "seq_len": seq_len, "rope_theta": rope_theta, "lr": lr}
         extension = Extension(**words, set=settings)
     except ValidationError as error:
         raise UserError(f"extend: {one_line(error, Extension)}") from None
     parent = read_parent(run_dir)
     is_in_place = (runs_dir() / parent.run_name).resolve() == run_dir.resolve()
     config = extended(parent, extension, None if is_in_place else run_dir.resolve())
-
-    from gatebench.evaluation.evaluate import evaluate
-    from gatebench.training.run import InterruptedRun, prepare, run, run_directory
-
-    try:
-        summary = run(config, evaluate, out=out, threads=threads)
-    except InterruptedRun as error:
-        print(f"gatebench: {error}; run the same line again to go on", file=sys.stderr)
-        raise typer.Exit(1) from None
-    if as_json:
-        print(json.dumps(summary, indent=1))
-        return
-    directory = run_directory(prepare(config)[0], out)
-    print(f"{summary['run']}: extends {parent.run_name}: {describe(summary)}\n{directory.path}", file=sys.stderr)
+    train_and_tell(config, out, threads, as_json=as_json)

@@ -69,7 +69,7 @@ def long(
     import torch
 
     from gatebench.evaluation.interventions import parse
-    from gatebench.evaluation.long_context.run_long import FREE_TASKS, Request, measure
+    from gatebench.evaluation.long_context.run_long import FOLDER, FREE_TASKS, Request, measure
     from gatebench.evaluation.ruler.samples import task as known_task
     from gatebench.evaluation.run_probes import open_run
 
@@ -96,7 +96,7 @@ def long(
         found += records.values()
         if not as_json:
             stdout_console().print(_table(records))
-        print(f"  {path / 'long'}", file=sys.stderr)
+        print(f"  {path / FOLDER}", file=sys.stderr)
     if as_json:
         print(json.dumps({"conditions": found}, indent=1, allow_nan=False))
 
@@ -110,6 +110,9 @@ def _table(records: dict[str, dict[str, Any]]) -> Table:
     from rich import box
     from rich.table import Table
 
+    from gatebench.report.long_results import common_tasks
+
+    tasks = common_tasks(records.values())
     first = next(iter(records.values()))
     title = f"{first['run']}, trained at {first['window']:,} tokens"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
@@ -118,7 +121,7 @@ def _table(records: dict[str, dict[str, Any]]) -> Table:
         table.add_column(heading, justify="right")
     for name, record in records.items():
         for length, row in sorted(record["lengths"].items(), key=lambda item: int(item[0])):
-            text, scores = row["text"], [task["score"] for task in row["ruler"].values()]
+            text, scores = row["text"], [row["ruler"][task]["score"] for task in tasks]
             tail, probes = text["tail"], text["probes"]
             half = "-" if tail["low"] is None else f"{(tail['high'] - tail['low']) / 2:.3f}"
             gate = "-" if probes["gate_mean"] is None else f"{probes['gate_mean']:.3f}"

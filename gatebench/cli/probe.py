@@ -97,7 +97,7 @@ def probe(
     import torch
 
     from gatebench.evaluation.interventions import KINDS, parse
-    from gatebench.evaluation.run_probes import Request, open_run, run_probes
+    from gatebench.evaluation.run_probes import FOLDER, Request, open_run, run_probes
 
     names = [name for word in intervene for name in (KINDS if word == "all" else (word,))]
     request = Request(
@@ -121,7 +121,7 @@ def probe(
         opened = {path: open_run(path) for group in groups for path in group.run_dirs}
         found = {path: run_probes(trained, request, log=_log) for path, trained in opened.items()}
         recipes = {path: trained.config.recipe for path, trained in opened.items()}
-    contents, files = [], [path / "probe" for path in found]
+    contents, files = [], [path / FOLDER for path in found]
     for group in groups:
         content, shown, written = _report(group, request, found, recipes, figures=figures)
         files += written

@@ -42,7 +42,13 @@ def train(
 
     die_with_launcher()
     config = _config(variant, recipe, seed, overrides, resume, out)  # refuse bad input before torch is loaded
-    out = resume or out
+    train_and_tell(config, resume or out, threads, takeover=takeover, as_json=as_json)
+
+
+def train_and_tell(
+    config: RunConfig, out: Path | None, threads: int | None, *, takeover: bool = False, as_json: bool = False
+) -> None:
+    """Train and evaluate a run, and print its summary; where it was interrupted, say so and exit."""
     from gatebench.evaluation.evaluate import evaluate
     from gatebench.training.run import InterruptedRun, prepare, run, run_directory
 
@@ -55,7 +61,8 @@ def train(
         print(json.dumps(summary, indent=1))
         return
     directory = run_directory(prepare(config)[0], out)
-    print(f"{summary['run']}: {describe(summary)}\n{directory.path}", file=sys.stderr)
+    extends = f": extends {config.init.run}" if config.init else ""
+    print(f"{summary['run']}{extends}: {describe(summary)}\n{directory.path}", file=sys.stderr)
 
 
 def _config(

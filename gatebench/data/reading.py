@@ -7,11 +7,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gatebench.config import DataConfig
+from gatebench.config import DataConfig, RunConfig
 from gatebench.data.retrieval import RetrievalWindows
 from gatebench.data.synthetic import BigramBackcopy, SyntheticWindows, synthetic_heldout_windows
 from gatebench.data.tokens import Corpus, HeldoutWindows, TrainingWindows
 from gatebench.data.tokens import heldout_windows as corpus_heldout_windows
+from gatebench.errors import UserError
 
 DataSource = Corpus | BigramBackcopy
 """Both have `name`, `fingerprint`, `domains`, `vocab_size`, `bos_id` and `token_bytes`."""
@@ -28,6 +29,17 @@ class Windows(Protocol):
 def open_data(data: DataConfig) -> DataSource:
     """Return what `data.corpus` names. Raises UserError where a corpus is missing or damaged."""
     return Corpus.open(data.corpus) if data.synthetic is None else BigramBackcopy(data.synthetic)
+
+
+def open_run_data(run: RunConfig) -> DataSource:
+    """Return what a run reads. Raises UserError, too, where its corpus is another one than when the run began."""
+    source = open_data(run.data)
+    if run.corpus_fingerprint not in (None, source.fingerprint):
+        raise UserError(
+            f"corpus '{source.name}': was rebuilt since this run began (fingerprint {source.fingerprint[:12]}, "
+            f"{run.run_name} has {str(run.corpus_fingerprint)[:12]}); legal: a new run, or the corpus as it was"
+        )
+    return source
 
 
 def training_windows(source: DataSource, data: DataConfig, seed: int) -> Windows:

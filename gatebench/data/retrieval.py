@@ -48,6 +48,9 @@ WORDINGS = (
 )
 """The first is RULER's needle in our wording (`evaluation/ruler/wording.py`)."""
 
+JOINERS = (" ", "\n")
+"""Before a fact."""
+
 
 class RetrievalDocuments:
     """Documents of exactly `length` tokens by number, made of one split's text."""
@@ -58,7 +61,12 @@ class RetrievalDocuments:
         self.length = length
         self.split = split
         self.seed = seed
-        self.document(0)  # refuses a length that holds no fact
+        if length < (least := self._least_length()):
+            raise self._too_short(least)
+
+    def _too_short(self, least: int) -> UserError:
+        key = "eval.seq_len" if self.split == "heldout" else "data.seq_len"
+        return UserError(f"{key}={self.length}: a retrieval document needs {least} or more")
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key not in ("tokenizer", "_begins_word")}
@@ -74,6 +82,17 @@ class RetrievalDocuments:
         tokens = [self.tokenizer.id_to_token(i) or "" for i in range(self.corpus.vocab_size)]
         return np.array([token[:1] in ("Ġ", "Ċ") for token in tokens])
 
+    def _least_length(self) -> int:
+        """Return the tokens of one fact and its question in the longest wording, for one key and value."""
+        key, value = "zuzu", "9876543"
+        return max(
+            len(self._encode(wording.head))
+            + len(self._encode(joiner + wording.fact.format(key=key, value=value)))
+            + len(self._question(wording, key, value)[0])
+            for wording in WORDINGS
+            for joiner in JOINERS
+        )
+
     def document(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return a document and which of its tokens are answers, both (length,).
 
@@ -84,7 +103,7 @@ class RetrievalDocuments:
             piece = self._text(rng, rng.randint(8, max(8, self.length // 2)))
             return np.resize(piece, self.length), np.zeros(self.length, bool)
         wording = rng.choice(WORDINGS)
-        joiner = rng.choice((" ", "\n"))
+        joiner = rng.choice(JOINERS)
         n_facts = rng.randint(1, self.config.max_facts)
         keys = _keys(rng, n_facts)
         values = [str(value) for value in rng.sample(range(10**6, 10**7), n_facts)]
@@ -97,7 +116,7 @@ class RetrievalDocuments:
             if room >= 0:
                 break
         else:
-            raise UserError(f"data.seq_len={self.length}: a retrieval document needs {self.length - room} or more")
+            raise self._too_short(self.length - room)
         context = self._spread(rng, facts, self._hay(rng, room))
         marks = [np.zeros(len(head) + len(context), bool), *(mark for _, mark in questions)]
         return np.concatenate([head, context, *(text for text, _ in questions)]), np.concatenate(marks)

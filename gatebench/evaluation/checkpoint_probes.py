@@ -12,17 +12,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gatebench import hf
 from gatebench.data.tokens import Corpus
 from gatebench.errors import UserError
+from gatebench.evaluation.benchmarks.checkpoint import CORPUS
 from gatebench.evaluation.probes import probe
 from gatebench.evaluation.run_probes import Request, kept_maps, write_probes
+from gatebench.hf.tokenizer import adds_bos
 from gatebench.training.hardware import resolve_accelerator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CORPUS = "six_domains"
-"""Whose held-out documents are read where no text is given."""
 LONGEST = 1024
 """Context length where none is asked for, unless the model was trained on a shorter one."""
 TOKENS = 32_768
@@ -40,8 +41,6 @@ def probe_checkpoint(
     Raises:
         UserError: a source that cannot be loaded or has no tokenizer; a text shorter than one window.
     """
-    from gatebench import hf
-
     model, tokenizer = hf.load(source)
     if tokenizer is None:
         raise UserError(f"{source}: has no tokenizer, so that no text can be read; legal: one beside the weights")
@@ -50,7 +49,8 @@ def probe_checkpoint(
     windows = text_windows(documents, tokenizer, seq_len, request.tokens or TOKENS, name)
     if windows.max() >= model.config.vocab_size:
         raise UserError(
-            f"{source}: its tokenizer has token {windows.max()}, its model {model.config.vocab_size:,} embeddings"
+            f"{source}: its tokenizer has token {windows.max()}, its model {model.config.vocab_size:,} embeddings; "
+            "legal: the tokenizer that the model was trained with"
         )
     device = torch.device(resolve_accelerator("auto"))
     transformer = model.float().to(device).transformer
@@ -95,11 +95,6 @@ def text_windows(
     if not chosen:
         raise UserError(f"--seq-len {seq_len}: '{name}' has no document of so many tokens; legal: a smaller one")
     return np.array(chosen[: max(1, n_tokens // seq_len)], dtype=np.int64)
-
-
-def adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Say whether a text begins with BOS as the tokenizer encodes it."""
-    return tokenizer.bos_token_id is not None and tokenizer("a").input_ids[0] == tokenizer.bos_token_id
 
 
 def _documents(text: Path | None) -> tuple[str, str, dict[str, list[str]]]:

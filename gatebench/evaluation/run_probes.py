@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_model
 
-from gatebench.data.reading import heldout_windows, open_data
+from gatebench.data.reading import heldout_windows, open_run_data
 from gatebench.data.synthetic import BigramBackcopy
 from gatebench.errors import UserError
 from gatebench.evaluation.evaluate import full_windows, trigger_mask
@@ -58,17 +58,8 @@ def open_run(path: Path) -> Trained:
     """
     directory = RunDirectory(path)
     config = directory.read_config()
-    if not directory.weights.is_file():
-        diverged = directory.is_done() and directory.read_summary().get("status") == "diverged"
-        why = "the run diverged" if diverged else "the run is not trained to its end"
-        raise UserError(f"{path}: has no checkpoints/{directory.weights.name} ({why}); legal: a finished run")
-    corpus = open_data(config.data)
-    if config.corpus_fingerprint not in (None, corpus.fingerprint):
-        raise UserError(
-            f"corpus '{corpus.name}': was rebuilt since {directory.name} was trained "
-            f"(fingerprint {corpus.fingerprint[:12]}, the run has {str(config.corpus_fingerprint)[:12]}); "
-            "legal: the corpus as it was"
-        )
+    directory.check_trained()
+    corpus = open_run_data(config)
     device = torch.device(resolve_accelerator(config.train.accelerator))
     model = _loaded(build_run_model(config), directory.weights).to(device).eval()
     return Trained(config, model, corpus, device, "fp32", directory)

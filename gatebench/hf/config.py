@@ -8,6 +8,24 @@ from transformers import PreTrainedConfig
 
 from gatebench.config import ModelConfig
 
+THEIR_WORDS = {
+    "d_model": "hidden_size",
+    "ffn_dim": "intermediate_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "vocab_size": "vocab_size",
+    "tie_embeddings": "tie_word_embeddings",
+    "context_length": "max_position_embeddings",
+}
+"""A key of `ModelConfig` -> what every model of transformers calls it."""
+
+
+def in_their_words(shape: ModelConfig) -> dict[str, Any]:
+    """Return the part of `shape` that every model of transformers has, by transformers' names."""
+    return {theirs: getattr(shape, ours) for ours, theirs in THEIR_WORDS.items()}
+
 
 class GatebenchConfig(PreTrainedConfig):
     """A variant and the shape that it is built in, in gatebench's own words, from which transformers' words follow.
@@ -26,18 +44,7 @@ class GatebenchConfig(PreTrainedConfig):
         """Set what follows from `model`."""
         shape = self.model_config()
         self.model = shape.model_dump(mode="json")
-        follows = {
-            "vocab_size": shape.vocab_size,
-            "hidden_size": shape.d_model,
-            "intermediate_size": shape.ffn_dim,
-            "num_hidden_layers": shape.n_layers,
-            "num_attention_heads": shape.n_heads,
-            "num_key_value_heads": shape.n_kv_heads,
-            "head_dim": shape.head_dim,
-            "tie_word_embeddings": shape.tie_embeddings,
-            "max_position_embeddings": shape.context_length,
-        }
-        super().__post_init__(**(kwargs | follows))
+        super().__post_init__(**(kwargs | in_their_words(shape)))
 
     def model_config(self) -> ModelConfig:
         """Return the shape that `Transformer` is built in."""

@@ -15,6 +15,7 @@ from gatebench import variants
 from gatebench.config import ModelConfig, RopeScalingConfig
 from gatebench.errors import UserError
 from gatebench.gatespec import GateSpec
+from gatebench.hf.config import THEIR_WORDS, in_their_words
 from gatebench.hf.layouts import QWEN3, QWEN3_NEXT, RELEASED, Layout
 from gatebench.validation import one_line
 
@@ -59,20 +60,13 @@ def read(content: dict[str, Any], source: str) -> Foreign:
     elif released and content.get("elementwise_attn_output_gate"):
         variant = "g1_elementwise"
     words: dict[str, Any] = {
-        "n_layers": config.num_hidden_layers,
-        "d_model": config.hidden_size,
-        "n_heads": config.num_attention_heads,
-        "n_kv_heads": config.num_key_value_heads,
+        **{ours: getattr(config, theirs, None) for ours, theirs in THEIR_WORDS.items()},
         "head_dim": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        "ffn_dim": config.intermediate_size,
-        "vocab_size": config.vocab_size,
-        "tie_embeddings": config.tie_word_embeddings,
         "qk_norm": not released or content.get("use_qk_norm", True),
         "qkv_bias": content.get("qkv_bias", False) if released else config.attention_bias,
         "rope_theta": theta,
         "rope_scaling": scaling,
         "norm_eps": config.rms_norm_eps,
-        "context_length": config.max_position_embeddings,
     }
     if kind == "qwen3_moe":
         words["moe"] = {
@@ -152,19 +146,11 @@ def write(shape: ModelConfig, variant: variants.Variant, layout: Layout, dtype: 
     content: dict[str, Any] = {
         "architectures": ["Qwen3ForCausalLM" if shape.moe is None else "Qwen3MoeForCausalLM"],
         "model_type": "qwen3" if shape.moe is None else "qwen3_moe",
-        "hidden_size": shape.d_model,
-        "intermediate_size": shape.ffn_dim,
-        "num_hidden_layers": shape.n_layers,
-        "num_attention_heads": shape.n_heads,
-        "num_key_value_heads": shape.n_kv_heads,
-        "head_dim": shape.head_dim,
-        "vocab_size": shape.vocab_size,
-        "tie_word_embeddings": shape.tie_embeddings,
+        **in_their_words(shape),
         "hidden_act": "silu",
         "rms_norm_eps": shape.norm_eps,
         "rope_theta": shape.rope_theta,
         "rope_scaling": None if shape.rope_scaling is None else shape.rope_scaling.model_dump(exclude_none=True),
-        "max_position_embeddings": shape.context_length,
         "initializer_range": shape.init_std,
         "attention_bias": shape.qkv_bias,
         "attention_dropout": 0.0,

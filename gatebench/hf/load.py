@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from gatebench.config import ModelConfig
-from gatebench.data.reading import open_data
+from gatebench.data.reading import open_run_data
 from gatebench.data.synthetic import BigramBackcopy
 from gatebench.errors import UserError
 from gatebench.hf import foreign
@@ -76,12 +75,8 @@ def from_run(run_dir: str | Path) -> Loaded:
     """
     directory = RunDirectory(Path(run_dir))
     run = directory.read_config()
-    if directory.result() != "done":
-        why = "the run diverged" if directory.is_done() else "the run is not finished"
-        raise UserError(f"{run_dir}: {why}; legal: a finished run")
-    corpus = open_data(run.data)
-    if run.corpus_fingerprint not in (None, corpus.fingerprint):
-        raise UserError(f"{run_dir}: corpus '{corpus.name}' was rebuilt since the run; legal: the corpus as it was")
+    directory.check_trained()
+    corpus = open_run_data(run)
     tokenizer = None
     tokens: dict[str, Any] = {"bos_token_id": corpus.bos_id if run.data.bos else None}
     if not isinstance(corpus, BigramBackcopy):
@@ -158,7 +153,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """
     index, single = path / "model.safetensors.index.json", path / "model.safetensors"
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        content = read_json(index)
+        if content is None or "weight_map" not in content:
+            raise UserError(f"{index}: holds no weight_map to read; legal: the index as it was downloaded or written")
+        names = sorted(set(content["weight_map"].values()))
         weights: dict[str, Tensor] = {}
         for name in names:
             weights |= _read_file(path / name)

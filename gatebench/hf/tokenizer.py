@@ -1,10 +1,15 @@
-"""A corpus's tokenizer as transformers' own."""
+"""Tokenizers of transformers: a corpus's as one of them, and whether one adds BOS."""
 
 from __future__ import annotations
 
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from gatebench.data.tokens import Corpus
+
+
+def adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Say whether a text begins with BOS as the tokenizer encodes it."""
+    return tokenizer.bos_token_id is not None and tokenizer("a").input_ids[0] == tokenizer.bos_token_id
 
 
 def corpus_tokenizer(corpus: Corpus, *, bos: bool, length: int) -> PreTrainedTokenizerFast:

@@ -23,7 +23,7 @@ from gatebench.report.paper_table_rendering import AT_CHANCE, MARKS
 from gatebench.report.rendering import markdown_table, without_nan, write_forms
 from gatebench.report.stats import Comparison, judge, judge_family, paired_comparison
 from gatebench.report.tables import estimate
-from gatebench.report.wording import NOTHING, header_lines, number
+from gatebench.report.wording import NOTHING, header_lines, mean_and_interval, number
 
 STEM = "benchmarks"
 GUESSED = "variant and baseline are at chance"
@@ -125,9 +125,7 @@ class BenchmarkTable:
 
     def _cell(self, entry: Entry) -> str:
         kind, found = MEASURES[entry.measure][2], entry.estimate
-        text = number(found.mean, kind)
-        if math.isfinite(found.half_width):
-            text += f" ± {number(found.half_width, kind, like=found.mean)}"
+        text = mean_and_interval(found.mean, found.half_width, kind)
         verdict = entry.comparison.verdict if entry.comparison else None
         marks = [AT_CHANCE] * entry.at_chance + ([MARKS[verdict]] if verdict else [])
         return " ".join([text, *marks]) if found.n else NOTHING
@@ -147,8 +145,13 @@ class BenchmarkTable:
         }
         if found is None:
             return numbers
-        p_adjusted = math.nan if found.p_adjusted is None else found.p_adjusted
-        numbers |= {"difference": found.mean, "low": found.low, "high": found.high, "p": found.p, "p_holm": p_adjusted}
+        numbers |= {
+            "difference": found.mean,
+            "low": found.low,
+            "high": found.high,
+            "p": found.p,
+            "p_holm": found.p_holm,
+        }
         return numbers | {"verdict": found.verdict or "", "reason": found.reason or ""}
 
     def _legend(self) -> str:

@@ -157,7 +157,7 @@ def _record(row: FairRow) -> dict[str, object]:
         "high": found.high,
         "resolvable": found.resolvable,
         "p": found.p,
-        "p_holm": math.nan if found.p_adjusted is None else found.p_adjusted,
+        "p_holm": found.p_holm,
         "verdict": found.verdict or "",
         "share_of_tuning": row.share,
     }

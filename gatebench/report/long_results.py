@@ -30,8 +30,7 @@ def columns(run_dir: str | Path) -> dict[str, float | str | None]:
     """
     found: dict[str, float | str | None] = {}
     known = records(run_dir)
-    rows = [row for record in known for row in record["lengths"].values()]
-    tasks = sorted(set.intersection(*(set(row["ruler"]) for row in rows))) if rows else []
+    tasks = common_tasks(known)
     for record in known:
         condition = condition_of(record)
         for length, row in record["lengths"].items():
@@ -49,6 +48,12 @@ def columns(run_dir: str | Path) -> dict[str, float | str | None]:
             found[f"ruler{condition}/{in_tokens(int(length))}"] = score
             found["long_asked"] = _asked(row, tasks)
     return found
+
+
+def common_tasks(found: Iterable[dict[str, Any]]) -> list[str]:
+    """The tasks that every condition and length has, which a mean RULER score is over."""
+    rows = [row for record in found for row in record["lengths"].values()]
+    return sorted(set.intersection(*(set(row["ruler"]) for row in rows))) if rows else []
 
 
 def _asked(row: dict[str, Any], tasks: Sequence[str]) -> str:

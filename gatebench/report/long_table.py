@@ -15,11 +15,10 @@ import numpy as np
 import pandas as pd
 
 from gatebench.report.long_results import conditions, in_words, multiples
-from gatebench.report.lr_table import mean_and_interval
 from gatebench.report.paper_table import Estimate
 from gatebench.report.tables import estimate, facts_of
 from gatebench.report.text_table import TextTable
-from gatebench.report.wording import NOTHING, number
+from gatebench.report.wording import NOTHING, mean_and_interval, number
 
 SHOWN = {
     "ruler": ("RULER", "points"),

@@ -13,7 +13,7 @@ from gatebench.report.paper_table import Estimate
 from gatebench.report.stats import Comparison, judge_family, paired_comparison
 from gatebench.report.tables import facts_of
 from gatebench.report.text_table import TextTable
-from gatebench.report.wording import NOTHING, number, p_value
+from gatebench.report.wording import NOTHING, mean_and_interval, number, p_value
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,6 @@ def group_names(curves: Sequence[LrCurve]) -> dict[str, str]:
     }
 
 
-def mean_and_interval(mean: float, half_width: float, kind: str) -> str:
-    """4.2800 ± 0.0120, the latter of two seeds or more."""
-    text = number(mean, kind)
-    return text if math.isnan(half_width) else f"{text} ± {number(half_width, kind)}"
-
-
 def difference_and_interval(found: Comparison, kind: str) -> str:
     """-0.0200 [-0.0300, -0.0100], the interval of two seeds or more."""
     text = number(found.mean, kind, signed=True)
@@ -160,10 +154,8 @@ def _record(curve: LrCurve, found: AgainstBaseline | None) -> dict[str, object]:
     }
     for name in ("sensitivity", "optimum"):
         compared = None if found is None else getattr(found, name)
-        for key in ("mean", "low", "high", "p"):
+        for key in ("mean", "low", "high", "p", "p_holm"):
             record[f"{name}_difference_{key}"] = math.nan if compared is None else getattr(compared, key)
-        adjusted = None if compared is None else compared.p_adjusted
-        record[f"{name}_difference_p_holm"] = math.nan if adjusted is None else adjusted
     record["sensitivity_verdict"] = "" if found is None else found.sensitivity.verdict or ""
     record |= {f"sensitivity_seed_{seed}": value for seed, value in sensitivity.by_seed.items()}
     record |= {f"optimum_seed_{seed}": value for seed, value in curve.optima.items()}

@@ -239,12 +239,8 @@ def to_json(table: PaperTable) -> str:
 
 def write(table: PaperTable, directory: Path, stem: str) -> list[Path]:
     """Write every form but the terminal's and return the paths."""
-    paths = write_forms(directory, stem, to_markdown(table), to_frame(table), to_json(table))
-    for suffix, text in (("tex", to_latex(table)), ("html", to_html(table))):
-        path = directory / f"{stem}.{suffix}"
-        path.write_text(text, encoding="utf-8", newline="\n")
-        paths.append(path)
-    return paths
+    more = {"tex": to_latex(table), "html": to_html(table)}
+    return write_forms(directory, stem, to_markdown(table), to_frame(table), to_json(table), **more)
 
 
 def _title(table: PaperTable) -> str:

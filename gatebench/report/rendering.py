@@ -105,11 +105,13 @@ def write(table: ComparisonTable, directory: Path, stem: str) -> list[Path]:
     return write_forms(directory, stem, to_markdown(table), to_frame(table), to_json(table))
 
 
-def write_forms(directory: Path, stem: str, markdown: str, frame: pd.DataFrame, as_json: str) -> list[Path]:
-    """Write the three forms of a table as ``stem``.md, .csv and .json; the same table gives the same bytes."""
+def write_forms(
+    directory: Path, stem: str, markdown: str, frame: pd.DataFrame, as_json: str, **others: str
+) -> list[Path]:
+    """Write a table as ``stem``.md, .csv, .json, and others by suffix; the same table gives the same bytes."""
     directory.mkdir(parents=True, exist_ok=True)
     csv = frame.to_csv(index=False, lineterminator="\n", float_format="%.10g")
-    texts = {"md": markdown, "csv": csv, "json": as_json}
+    texts = {"md": markdown, "csv": csv, "json": as_json, **others}
     paths = []
     for suffix, text in texts.items():
         path = directory / f"{stem}.{suffix}"
@@ -272,7 +274,7 @@ def _numbers(row: MetricRow) -> dict[str, Any]:
         "resolvable": comparison.resolvable,
         "p": comparison.p,
         "p_sign_flip": comparison.p_flip,
-        "p_holm": math.nan if comparison.p_adjusted is None else comparison.p_adjusted,
+        "p_holm": comparison.p_holm,
         "verdict": comparison.verdict or "",
         "reason": comparison.reason or "",
     }

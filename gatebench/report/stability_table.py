@@ -10,12 +10,11 @@ import numpy as np
 import pandas as pd
 
 from gatebench.report.lr_curves import with_rates
-from gatebench.report.lr_table import mean_and_interval
 from gatebench.report.paper_table import Estimate
 from gatebench.report.spikes import CURVES, OLMO2, OLMO_CORE, score
 from gatebench.report.tables import facts_of
 from gatebench.report.text_table import TextTable
-from gatebench.report.wording import NOTHING
+from gatebench.report.wording import NOTHING, mean_and_interval
 
 WATCHED = {
     "attn_logit_max": "attention\nlogit",

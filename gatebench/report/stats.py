@@ -74,6 +74,11 @@ class Comparison:
         return len(self.seeds)
 
     @property
+    def p_holm(self) -> float:
+        """The adjusted p as a number for a frame: NaN without one."""
+        return math.nan if self.p_adjusted is None else self.p_adjusted
+
+    @property
     def differences(self) -> tuple[float, ...]:
         """Variant minus baseline, in the order of ``seeds``."""
         return tuple(v - b for b, v in zip(self.baseline, self.variant, strict=True))

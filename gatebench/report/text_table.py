@@ -92,12 +92,8 @@ class TextTable:
     def write(self, directory: Path) -> list[Path]:
         """Write every form but the terminal's and return the paths."""
         text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        paths = write_forms(directory, self.name, self.to_markdown(), self.frame, text)
-        for suffix, content in (("tex", self.to_latex()), ("html", self.to_html())):
-            path = directory / f"{self.name}.{suffix}"
-            path.write_text(content, encoding="utf-8", newline="\n")
-            paths.append(path)
-        return paths
+        more = {"tex": self.to_latex(), "html": self.to_html()}
+        return write_forms(directory, self.name, self.to_markdown(), self.frame, text, **more)
 
     def _titles(self) -> list[str]:
         return [" ".join(column.split()) for column in self.columns]

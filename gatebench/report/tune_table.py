@@ -15,8 +15,10 @@ from gatebench.report.wording import NOTHING
 
 if TYPE_CHECKING:
     from gatebench.sweep.tuning.outcome import SearchOutcome, TrialOutcome
+    from gatebench.sweep.tuning.worker import Status
 
-_COUNTS = ("complete", "diverged", "pruned", "failed")
+_COUNTS: tuple[Status, ...] = ("complete", "diverged", "pruned", "failed")
+_STATUSES: tuple[Status, ...] = (*_COUNTS, "running", "waiting")
 _BEST_COLUMNS = ("variant", *_COUNTS, "best", "of trial", "settings")
 _TRIAL_COLUMNS = ("trial", "status", "value", "settings")
 
@@ -83,7 +85,7 @@ def _search_dict(outcome: SearchOutcome) -> dict[str, Any]:
         "variant": outcome.search.variant,
         "setting": outcome.search.combination.label,
         "trials": [_trial_dict(trial) for trial in outcome.trials],
-        **{status: outcome.counts[status] for status in (*_COUNTS, "running", "waiting")},  # type: ignore[index]
+        **{status: outcome.counts[status] for status in _STATUSES},
         "best_value": None if best is None else best.value,
         "best_trial": None if best is None else best.number,
         "best_params": {} if best is None else best.params,
@@ -122,7 +124,7 @@ def _title(found: Sequence[SearchOutcome]) -> str:
 def _best_cells(outcome: SearchOutcome) -> list[str]:
     best = outcome.best
     ending = [NOTHING] * 3 if best is None else [_value(best), str(best.number), _settings(best)]
-    return [outcome.search.label, *(str(outcome.counts[status]) for status in _COUNTS), *ending]  # type: ignore[index]
+    return [outcome.search.label, *(str(outcome.counts[status]) for status in _COUNTS), *ending]
 
 
 def _cells(trial: TrialOutcome) -> list[str]:
@@ -135,8 +137,7 @@ def _value(trial: TrialOutcome) -> str:
 
 
 def _settings(trial: TrialOutcome) -> str:
-    shown = (f"{v:.4g}" if isinstance(v, float) else json.dumps(v) for v in trial.params.values())
-    return ", ".join(f"{key}={value}" for key, value in zip(trial.params, shown, strict=True)) or NOTHING
+    return ", ".join(trial.settings) or NOTHING
 
 
 def _json(content: dict[str, Any]) -> str:

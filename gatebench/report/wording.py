@@ -51,6 +51,12 @@ def number(
     return f"{value:{sign},.{decimals}f}"
 
 
+def mean_and_interval(mean: float, half_width: float, kind: str) -> str:
+    """4.2800 ± 0.0120, the latter of two seeds or more."""
+    text = number(mean, kind)
+    return text if math.isnan(half_width) else f"{text} ± {number(half_width, kind)}"
+
+
 def decimals_for(size: float, least: int) -> int:
     """The decimals, ``least`` to 6, that leave a number of this size :data:`LEAST_DIGITS` significant digits."""
     decimals = least

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 
 from gatebench.sweep.job import Job, State
+from gatebench.sweep.live import LiveTable
 from gatebench.training.rundir import seconds_left
 
 _STATES: tuple[State, ...] = ("done", "diverged", "running", "waiting", "failed")
@@ -18,24 +18,14 @@ _SHOWN: dict[State, int] = {"failed": 8, "running": 32, "done": 4, "diverged": 4
 """How many runs of a state have a row of their own; the title counts all."""
 
 
-class Board:
+class Board(LiveTable):
     """The runs of one sweep, as they stand."""
 
     def __init__(self, jobs: Sequence[Job], console: Console) -> None:
+        super().__init__(console)
         self.jobs = jobs
-        self.console = console
         self._started = time.monotonic()
         self._finished_before = self._finished()
-        self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
-
-    def __enter__(self) -> Board:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *ended: object) -> None:
-        if self._live is not None:
-            self._live.stop()
 
     def show(self) -> None:
         """Draw the table again, or print a line for every run that has come a fifth further."""
@@ -45,10 +35,6 @@ class Board:
         for job in self.jobs:
             if job.state == "running":
                 self._report_fifth(job)
-
-    def say(self, message: str) -> None:
-        """Print a line that stays."""
-        self.console.print(message, highlight=False, markup=False, soft_wrap=True)
 
     def ended(self, job: Job) -> None:
         """Say how a run ended; on a terminal the table does, and only what went wrong stays on the screen."""

@@ -26,6 +26,8 @@ from gatebench.training.rundir import read_json
 
 LAUNCHER = "GATEBENCH_LAUNCHER"
 """Environment variable that tells a run which process started it."""
+STOP_PATIENCE_S = 60.0
+"""How long what is stopped may take to save itself and leave."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ def _run_all(waiting: deque[Job], slots: Slots, board: Board, watch: Callable[[]
             board.show()
             watch()
     finally:
-        _stop(running)
+        stop([job.process for job in running if job.process is not None], STOP_PATIENCE_S)
 
 
 def environment(threads: int, gpus: Sequence[int] = ()) -> dict[str, str]:
@@ -173,13 +175,12 @@ def _again(job: Job) -> bool:
     return again
 
 
-def _stop(running: Sequence[Job]) -> None:
-    """End what runs: SIGTERM, and after a minute SIGKILL."""
-    alive = [job.process for job in running if job.process is not None and job.process.poll() is None]
-    for process in alive:
+def stop(processes: Sequence[subprocess.Popen[bytes]], patience_s: float) -> None:
+    """End processes: SIGTERM, which lets them end what they started, and after `patience_s` SIGKILL."""
+    for process in processes:
         process.terminate()
-    deadline = time.monotonic() + 60
-    for process in alive:
+    deadline = time.monotonic() + patience_s
+    for process in processes:
         try:
             process.wait(timeout=max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:

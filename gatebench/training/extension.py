@@ -84,7 +84,7 @@ def length_of(word: str | int, window: int) -> int:
     text = str(word).strip()
     try:
         length = int(float(text[:-1]) * window) if text.endswith("x") else int(text)
-    except ValueError:
+    except (ValueError, OverflowError):  # infx
         length = 0
     if length < 1:
         raise ValueError(f"seq_len={word}: legal: tokens (1024), or a multiple of the old window (4x)")
@@ -113,18 +113,9 @@ def extended(parent: RunConfig, extension: Extension, path: Path | None = None) 
 def read_parent(path: Path) -> RunConfig:
     """Return the configuration of the finished run in `path`. Raises UserError where there is none."""
     directory = RunDirectory(path)
-    if not directory.config.is_file():
-        raise UserError(f"{path}: holds no config.yaml; legal: a run directory (results/runs/<recipe>/<run>)")
-    check_finished(directory)
-    return recipes.run_from_yaml(directory.config.read_text(encoding="utf-8"), str(directory.config))
-
-
-def check_finished(directory: RunDirectory) -> None:
-    """Raise UserError for a run that has no trained weights, saying why."""
-    if directory.result() == "done" and directory.weights.is_file():
-        return
-    why = {None: "it is not trained to its end", "diverged": "it diverged", "done": "its weights were removed"}
-    raise UserError(f"{directory.path}: cannot be extended, {why[directory.result()]}; legal: a finished run")
+    config = directory.read_config()
+    directory.check_trained()
+    return config
 
 
 def parent_directory(init: InitConfig) -> RunDirectory:
@@ -137,7 +128,7 @@ def tied_to_parent(config: RunConfig) -> RunConfig:
     if config.init is None:
         return config
     directory = parent_directory(config.init)
-    check_finished(directory)
+    directory.check_trained()
     with open(directory.weights, "rb") as handle:
         found = hashlib.file_digest(handle, "sha256").hexdigest()
     if config.init.weights_sha256 not in (None, found):

@@ -23,7 +23,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model
 
 from gatebench.config import RunConfig
-from gatebench.data.reading import DataSource, open_data
+from gatebench.data.reading import DataSource, open_run_data
+from gatebench.data.retrieval import RetrievalDocuments
 from gatebench.data.synthetic import BigramBackcopy
 from gatebench.data.tokens import Corpus
 from gatebench.errors import UserError
@@ -101,16 +102,11 @@ def prepare(config: RunConfig, *, elsewhere: bool = False) -> tuple[RunConfig, D
     if not elsewhere:
         hardware.check_devices(config, hardware.resolve_accelerator(config.train.accelerator))
     loggers.check(config)
-    corpus = open_data(config.data)
+    corpus = open_run_data(config)
     if corpus.vocab_size != config.model.vocab_size:
         raise UserError(
             f"model.vocab_size={config.model.vocab_size}: corpus '{corpus.name}' has {corpus.vocab_size}; "
             f"legal: --set model.vocab_size={corpus.vocab_size}"
-        )
-    if config.corpus_fingerprint not in (None, corpus.fingerprint):
-        raise UserError(
-            f"corpus '{corpus.name}': was rebuilt since this run began (fingerprint {corpus.fingerprint[:12]}, "
-            f"the run has {str(config.corpus_fingerprint)[:12]}); legal: a new run, or the corpus as it was"
         )
     TokenData(config, corpus)  # refuses a length or a mixture that the corpus cannot give
     if isinstance(corpus, Corpus):
@@ -132,6 +128,8 @@ def _check_heldout(config: RunConfig, corpus: Corpus) -> None:
             f"eval.seq_len={seq_len}: the longest held-out document of corpus '{corpus.name}' has "
             f"{max(longest.values())} tokens to score; legal: that or less"
         )
+    if config.data.retrieval is not None:
+        RetrievalDocuments(corpus, config.data.retrieval, seq_len + (not config.data.bos), "heldout")  # refuses as well
 
 
 def run_directory(config: RunConfig, out: Path | None = None) -> RunDirectory:

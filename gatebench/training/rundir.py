@@ -61,6 +61,14 @@ class RunDirectory:
             return None
         return "diverged" if (read_json(self.summary) or {}).get("status") == "diverged" else "done"
 
+    def check_trained(self) -> None:
+        """Raise UserError for a run that has no trained weights, saying why."""
+        result = self.result()
+        if result == "done" and self.weights.is_file():
+            return
+        why = {None: "the run is not finished", "diverged": "the run diverged", "done": "its weights were removed"}
+        raise UserError(f"{self.path}: {why[result]}; legal: a finished run")
+
     def read_config(self) -> RunConfig:
         """Return `config.yaml`. Raises UserError where there is none."""
         if not self.config.is_file():
@@ -82,8 +90,7 @@ class RunDirectory:
     def claim(self, config: RunConfig) -> None:
         """Create the directory for `config`, or check that it is its own. Raises UserError naming what differs."""
         if self.config.is_file():
-            theirs = recipes.run_from_yaml(self.config.read_text(encoding="utf-8"), str(self.config))
-            differing = differences(config, theirs)
+            differing = differences(config, self.read_config())
             if differing:
                 more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
                 raise UserError(

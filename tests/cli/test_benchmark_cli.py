@@ -7,12 +7,15 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from gatebench.errors import UserError
 from gatebench.evaluation.benchmarks import hub
+from gatebench.evaluation.benchmarks.checkpoint import Checkpoint
 from gatebench.evaluation.benchmarks.suites import CHOICE
 from tests.cli.commands import Command
 from tests.evaluation.benchmarks.conftest import fresh_run, run_dir  # noqa: F401
@@ -65,6 +68,23 @@ def test_a_table_and_json(fresh_run: Path) -> None:  # noqa: F811
 def test_refusals(words: tuple[str, ...], line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     assert line in benchmark.refusal(*words)
+
+
+def test_stored_results_need_no_data_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of a checkpoint that is no run, too, whose results are below results/benchmarks."""
+
+    def refuse(tasks: Iterable[str]) -> None:
+        raise UserError(" ".join(tasks) or "nothing is missing")
+
+    monkeypatch.setenv("GATEBENCH_ROOT", str(tmp_path))
+    monkeypatch.setattr(hub, "refuse_missing", refuse)
+    source = tmp_path / "checkpoint"
+    source.mkdir()
+    assert benchmark.refusal(source, "--tasks", "hellaswag") == "hellaswag"
+    folder = Checkpoint(str(source)).folder
+    folder.mkdir(parents=True)
+    (folder / "hellaswag.json").write_text("{}", encoding="utf-8")
+    assert benchmark.refusal(source, "--tasks", "hellaswag") == "nothing is missing"
 
 
 def test_a_missing_package_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,7 +200,7 @@ def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path, runs: dict[str, P
     unfinished = tmp_path / "unfinished"
     unfinished.mkdir()
     (unfinished / "config.yaml").write_bytes((runs["baseline"] / "config.yaml").read_bytes())
-    assert "not trained to its end" in refusal(unfinished)
+    assert "the run is not finished; legal: a finished run" in refusal(unfinished)
     (unfinished / "summary.json").write_text('{"status": "diverged"}', encoding="utf-8")
     assert "the run diverged" in refusal(unfinished)
 

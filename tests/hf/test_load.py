@@ -100,6 +100,8 @@ def test_folders_without_a_model(tmp_path: Path) -> None:
     assert refusal(tmp_path).startswith(": holds no model.safetensors; legal: weights as safetensors")
     (tmp_path / "model.safetensors").write_bytes(b"short")
     assert refusal(tmp_path).startswith("/model.safetensors: cannot be read")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight', encoding="utf-8")
+    assert refusal(tmp_path).startswith("/model.safetensors.index.json: holds no weight_map to read")
 
 
 def test_a_hub_id_offline_fails_at_once_in_one_line() -> None:

@@ -98,6 +98,10 @@ def test_the_number_of_trials_and_the_objective_are_checked(root: Path) -> None:
     wrong = study(root, {"space": {"optim.lr": LR}, "trials": 1, "objective": "avg_pppl"})
     with pytest.raises(UserError, match=r"tune\.objective=avg_pppl: did you mean avg_ppl"):
         prepare(searches(wrong), Console(file=io.StringIO()), elsewhere=False)
+    two_nodes = {"settings": {"one": [], "two": ["train.num_nodes=2", "train.batch_size=4"]}}
+    wide = study(root, {"space": {"optim.lr": LR}, "trials": 1}, overrides=two_nodes)
+    with pytest.raises(UserError, match=r"train\.num_nodes=2: a worker has one node; legal: train\.num_nodes=1"):
+        prepare(searches(wide), Console(file=io.StringIO()), elsewhere=True)
 
 
 @pytest.mark.parametrize(

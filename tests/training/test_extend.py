@@ -68,6 +68,7 @@ def test_the_parent_is_part_of_what_a_run_is() -> None:
     [
         ({"seq_len": "fourx"}, "seq_len=fourx: legal: tokens"),
         ({"seq_len": "0x"}, "seq_len=0x: legal"),
+        ({"seq_len": "infx"}, "seq_len=infx: legal: tokens"),
         ({"tokens": 0}, "tokens"),
         ({"rope_theta": 1.0}, "rope_theta"),
     ],
@@ -75,6 +76,11 @@ def test_the_parent_is_part_of_what_a_run_is() -> None:
 def test_an_extension_that_is_none(changes: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         extension(**changes)
+
+
+def test_tokens_that_are_no_number_are_one_line(tmp_path: Path) -> None:
+    said = Command("extend").refusal(tmp_path, "--tokens", "inf")
+    assert said == "extend: tokens=inf: input should be a finite number"
 
 
 def test_other_shapes_are_refused() -> None:
@@ -150,7 +156,7 @@ def test_a_parent_that_changed_or_is_gone_is_said(run_tiny: RunTiny, tmp_path: P
     with pytest.raises(UserError, match="was trained again since this run began"):
         prepare(config)
     weights.unlink()
-    with pytest.raises(UserError, match="cannot be extended, its weights were removed; legal: a finished run"):
+    with pytest.raises(UserError, match="its weights were removed; legal: a finished run"):
         prepare(config)
 
 

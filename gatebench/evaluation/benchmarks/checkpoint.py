@@ -8,9 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gatebench import recipes
 from gatebench.config import RunConfig
-from gatebench.data.reading import open_data
+from gatebench.data.reading import open_run_data
 from gatebench.data.tokens import Corpus
 from gatebench.errors import UserError
 from gatebench.evaluation.benchmarks.suites import FOLDER
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from gatebench.evaluation.benchmarks.harness_model import HarnessModel
 
 CORPUS = "six_domains"
-"""Held-out documents that a checkpoint is asked about which is no run."""
+"""Whose held-out documents a checkpoint that is no run is asked about, and probed on where no text is given."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Checkpoint:
     @property
     def is_run(self) -> bool:
         """Whether it is a run directory."""
-        return (Path(self.source) / "config.yaml").is_file()
+        return self._directory.config.is_file()
 
     @property
     def name(self) -> str:
@@ -53,19 +52,15 @@ class Checkpoint:
         """The corpus whose held-out documents items are made of. Raises UserError where it is missing or rebuilt."""
         if not self.is_run:
             return Corpus.open(CORPUS)
-        corpus = open_data(self._config.data)
+        corpus = open_run_data(self._config)
         if not isinstance(corpus, Corpus):
             raise UserError(f"{self.name}: was trained on '{corpus.name}', which is no text; legal: a run on a corpus")
-        if self._config.corpus_fingerprint not in (None, corpus.fingerprint):
-            raise UserError(f"{self.name}: corpus '{corpus.name}' was rebuilt since; legal: the corpus as it was")
         return corpus
 
     def check(self) -> None:
         """Raise UserError for a run that has no trained model, before anything is loaded."""
-        directory = RunDirectory(Path(self.source))
-        if self.is_run and directory.result() != "done":
-            why = "diverged" if directory.is_done() else "is not finished"
-            raise UserError(f"{self.name}: the run {why}; legal: a finished run")
+        if self.is_run:
+            self._directory.check_trained()
 
     @cached_property
     def model(self) -> HarnessModel:
@@ -91,7 +86,10 @@ class Checkpoint:
         """Tokens that the model sees at once; of a run as it was trained, which no model need be loaded for."""
         return self._config.data.seq_len if self.is_run else self.model.max_length
 
+    @property
+    def _directory(self) -> RunDirectory:
+        return RunDirectory(Path(self.source))
+
     @cached_property
     def _config(self) -> RunConfig:
-        path = RunDirectory(Path(self.source)).config
-        return recipes.run_from_yaml(path.read_text(encoding="utf-8"), str(path))
+        return self._directory.read_config()

@@ -14,6 +14,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 from gatebench.evaluation.benchmarks.suites import DoesNotFit
+from gatebench.hf.tokenizer import adds_bos
 
 
 class HarnessModel(HFLM):
@@ -25,9 +26,8 @@ class HarnessModel(HFLM):
 
     def __init__(self, model: Any, tokenizer: Any, *, batch_size: int = 16) -> None:
         super().__init__(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size)
-        bos = tokenizer.bos_token_id
-        self.bos = bos is not None and tokenizer.encode("a")[0] == bos
-        self.custom_prefix_token_id = bos if self.bos else tokenizer.eos_token_id
+        self.bos = adds_bos(tokenizer)
+        self.custom_prefix_token_id = tokenizer.bos_token_id if self.bos else tokenizer.eos_token_id
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **options: Any) -> list[int]:
         """Return the tokens of a text, after the one BOS where it belongs, whatever the tokenizer would add itself."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from subprocess import Popen
 
-from gatebench.errors import UserError
 from gatebench.sweep import slurm, slurm_job, snapshot, squeue
 from gatebench.sweep.job import RETRIES, Job
 from gatebench.sweep.profiles import ClusterProfile
@@ -88,8 +87,6 @@ def _queued(tuning: Tuning) -> int | None:
 
 def _submit(tuning: Tuning, word: str, profile: ClusterProfile, n_workers: int) -> None:
     config = tuning.searches[0].config({}, 0)
-    if config.train.num_nodes > 1:
-        raise UserError(f"train.num_nodes={config.train.num_nodes}: a worker has one node; legal: train.num_nodes=1")
     ((parameters, _),) = slurm.shapes([Job(config, tuning.folder, tuning.study.recipe)], profile, None)
     threads = profile.cpus_per_task * config.train.devices
     parameters |= {"ntasks_per_node": 1, "cpus_per_task": threads}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +35,14 @@ class TrialOutcome:
     """Of one that failed."""
     seconds: float | None
     """From its start to its end, pauses and takeovers included."""
+
+    @property
+    def settings(self) -> list[str]:
+        """Its settings for a reader, `key=value` each."""
+        return [
+            f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={json.dumps(value)}"
+            for key, value in self.params.items()
+        ]
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from optuna.trial import FrozenTrial
 
-from gatebench.sweep.launch import Slots, environment, local_slots, sigterm_ends_with_cleanup
+from gatebench.sweep.launch import STOP_PATIENCE_S, Slots, environment, local_slots, sigterm_ends_with_cleanup, stop
 from gatebench.sweep.tuning.lease import newest
 from gatebench.sweep.tuning.progress import Progress
 from gatebench.sweep.tuning.search import STORAGE
 from gatebench.sweep.tuning.worker import Tuning
 
 LOOK_S = 0.5
-STOP_PATIENCE_S = 60.0
 LEAVE_PATIENCE_S = 5.0
 """How long workers may take to leave when every trial has ended; one that was paused would never."""
 CRASHES = 3
@@ -85,7 +83,7 @@ class Pool:
                     still = self.tuning.open_trials()
                 self.progress.show()
             finally:
-                _stop([worker.process for worker in self.workers], STOP_PATIENCE_S if still else LEAVE_PATIENCE_S)
+                stop([worker.process for worker in self.workers], STOP_PATIENCE_S if still else LEAVE_PATIENCE_S)
 
     def _reap(self) -> None:
         """Forget the workers that have ended. Raises WorkersFail where they end by errors and nothing else happens."""
@@ -119,16 +117,3 @@ class Pool:
         with open(log, "ab") as out:
             process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
         self.workers.append(Worker(process, slot, log))
-
-
-def _stop(processes: Sequence[subprocess.Popen[bytes]], patience_s: float) -> None:
-    """End the workers: SIGTERM, which ends their runs first, and after `patience_s` SIGKILL."""
-    for process in processes:
-        process.terminate()
-    deadline = time.monotonic() + patience_s
-    for process in processes:
-        try:
-            process.wait(timeout=max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()

@@ -18,6 +18,8 @@ def prepare(searches: list[Search], console: Console, *, elsewhere: bool) -> Non
 
     for search in searches:
         config = search.config({}, search.seeds[0])
+        if elsewhere and (n_nodes := config.train.num_nodes) > 1:
+            raise UserError(f"train.num_nodes={n_nodes}: a worker has one node; legal: train.num_nodes=1")
         if config.data.corpus in PRESETS:
             ensure_corpus(config.data.corpus, log=console.print)
         _, corpus, _ = run.prepare(config, elsewhere=elsewhere)

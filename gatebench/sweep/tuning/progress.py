@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 
+from gatebench.sweep.live import LiveTable
 from gatebench.sweep.tuning.outcome import SearchOutcome, TrialOutcome, outcomes
 from gatebench.sweep.tuning.worker import Status, Tuning
 
@@ -13,23 +13,13 @@ STATUSES: tuple[Status, ...] = ("complete", "diverged", "pruned", "failed", "run
 ENDED = STATUSES[:4]
 
 
-class Progress:
+class Progress(LiveTable):
     """The trials of a study, as they end."""
 
     def __init__(self, tuning: Tuning, console: Console) -> None:
+        super().__init__(console)
         self.tuning = tuning
-        self.console = console
         self._told = {_key(trial) for found in outcomes(tuning) for trial in found.trials if trial.status in ENDED}
-        self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
-
-    def __enter__(self) -> Progress:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *ended: object) -> None:
-        if self._live is not None:
-            self._live.stop()
 
     def show(self) -> bool:
         """Draw the table again, and print a line for every trial that has ended since; return whether one has."""
@@ -43,23 +33,13 @@ class Progress:
             self._live.update(_table(found))
         return bool(new)
 
-    def say(self, line: str) -> None:
-        """Print a line that stays."""
-        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
-
 
 def describe(trial: TrialOutcome, study: str) -> str:
     """Return a trial in one line."""
-    params = " ".join(f"{key}={shown(value)}" for key, value in trial.params.items())
     value = "" if trial.value is None else f" {trial.value:.4g}"
     why = f": {trial.reason}" if trial.reason else ""
     name = " ".join(filter(None, (study, trial.variant, trial.setting)))
-    return f"{name} trial {trial.number} ({params}): {trial.status}{value}{why}"
-
-
-def shown(value: object) -> str:
-    """Return a setting as a reader wants it."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{name} trial {trial.number} ({' '.join(trial.settings)}): {trial.status}{value}{why}"
 
 
 def _table(found: list[SearchOutcome]) -> Table:

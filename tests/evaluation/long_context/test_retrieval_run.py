@@ -5,6 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from gatebench.config import RetrievalConfig
+from gatebench.data.retrieval import RetrievalDocuments
+from gatebench.data.tokens import Corpus
+from gatebench.errors import UserError
 from gatebench.evaluation.evaluate import evaluate
 from gatebench.training.extension import Extension, extended, read_parent
 from gatebench.training.run import run
@@ -22,3 +28,16 @@ def test_accuracy_is_measured_and_documents_grow_with_the_window(run_tiny: RunTi
     assert config.data.retrieval is not None and config.data.seq_len == 256
     longer = run(config, evaluate, out=tmp_path / "child", threads=1)
     assert longer["seq_len"] == 256 and longer["steps"] == 4 and "retrieval_accuracy" in longer
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_window_without_room_for_a_fact_is_refused_at_once(tiny_corpus: Path, seed: int) -> None:
+    config = RetrievalConfig(repeat_share=0.9)  # most documents hold no fact, and fit any window
+    with pytest.raises(UserError, match=r"data\.seq_len=16: a retrieval document needs \d+ or more"):
+        RetrievalDocuments(Corpus.open(tiny_corpus), config, 16, "train", seed)
+
+
+def test_an_evaluation_without_room_for_a_fact_is_refused_before_training(run_tiny: RunTiny, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"eval\.seq_len=16: a retrieval document needs \d+ or more"):
+        run_tiny(tmp_path / "run", *RETRIEVAL, "eval.seq_len=16", variant="baseline")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
