@@ -61,13 +61,17 @@ class RunDirectory:
             return None
         return "diverged" if (read_json(self.summary) or {}).get("status") == "diverged" else "done"
 
+    def check_done(self) -> None:
+        """Raise UserError for a run that is not finished, and for one that diverged."""
+        if (result := self.result()) != "done":
+            why = "the run is not finished" if result is None else "the run diverged"
+            raise UserError(f"{self.path}: {why}; legal: a finished run")
+
     def check_trained(self) -> None:
-        """Raise UserError for a run that has no trained weights, saying why."""
-        result = self.result()
-        if result == "done" and self.weights.is_file():
-            return
-        why = {None: "the run is not finished", "diverged": "the run diverged", "done": "its weights were removed"}
-        raise UserError(f"{self.path}: {why[result]}; legal: a finished run")
+        """Raise UserError, too, where the trained weights are gone."""
+        self.check_done()
+        if not self.weights.is_file():
+            raise UserError(f"{self.path}: its weights were removed; legal: a finished run")
 
     def read_config(self) -> RunConfig:
         """Return `config.yaml`. Raises UserError where there is none."""

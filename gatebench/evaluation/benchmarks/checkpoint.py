@@ -58,9 +58,9 @@ class Checkpoint:
         return corpus
 
     def check(self) -> None:
-        """Raise UserError for a run that has no trained model, before anything is loaded."""
+        """Raise UserError for a run that is not finished or diverged, before anything is loaded."""
         if self.is_run:
-            self._directory.check_trained()
+            self._directory.check_done()
 
     @cached_property
     def model(self) -> HarnessModel:
