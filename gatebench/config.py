@@ -183,8 +183,14 @@ class RetrievalConfig(Section):
     """Facts in a document: one to this many, equally often."""
     noise_share: float = Field(0.3, ge=0, le=1)
     """Share of documents whose facts stand among a few repeated sentences, in place of the corpus's text."""
-    repeat_share: float = Field(0.0, ge=0, lt=1)
-    """Share of documents that are a piece of text over and over, from which a model learns to copy sooner."""
+    digits: int = Field(7, ge=1, le=7)
+    """Digits of a value; with fewer, a model learns sooner and guesses better."""
+    shortest: int | None = Field(None, ge=8)
+    """Of every second training sequence: tokens of its shortest documents, of which it then has as many as fit, of
+    lengths spread evenly in their logarithm; null means that every document fills its sequence."""
+    question_every: int | None = Field(None, ge=4)
+    """A training document of L tokens asks 1 to L / this questions, each for any of its facts; null means that each
+    fact is asked for once, as in held-out documents."""
 
 
 class DataConfig(Section):

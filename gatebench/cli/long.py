@@ -38,6 +38,12 @@ def long(
         int | None,
         typer.Option(min=1, help="Tokens for an answer (default: RULER's; at most an eighth of the length)."),
     ] = None,
+    digits: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=7, help="Digits of the numbers in needles.", show_default="as the run was taught, or RULER's 7"
+        ),
+    ] = None,
     depths: Annotated[int, typer.Option(min=0, help="Depths of the needle on the map over lengths; 0: no map.")] = 5,
     intervene: Annotated[
         list[str], typer.Option(help="Measure under an intervention, too, as `gatebench probe` names them. Repeatable.")
@@ -89,6 +95,7 @@ def long(
         depths=depths,
         tokens=tokens,
         new_tokens=new_tokens,
+        digits=digits,
     )
     found: list[dict[str, Any]] = []
     for path in paths:

@@ -1,8 +1,8 @@
 """Retrieval documents: facts hidden in text, and questions that the window alone answers, beside windows of text.
 
 A document has one to `max_facts` facts "KEY is VALUE" in one of a few wordings, spread over running text, over a few
-sentences that repeat, or alone; then questions for some of them, each with its answer. Keys are made-up words, values
-seven digits, so that nothing but the window tells an answer. Sequence number i of a run is a pure function of
+sentences that repeat, or alone; then questions for them, each with its answer. Keys are made-up words and values drawn
+numbers, so that nothing but the window tells an answer. Sequence number i of a run is a pure function of
 (corpus, configuration, data seed, i).
 """
 
@@ -52,8 +52,19 @@ JOINERS = (" ", "\n")
 """Before a fact."""
 
 
+def numbers(digits: int) -> range:
+    """Return the numbers of that many digits."""
+    return range(10 ** (digits - 1) if digits > 1 else 0, 10**digits)
+
+
+def draw_numbers(rng: Random, digits: int, n: int) -> list[str]:
+    """Return `n` numbers, different ones where there are as many."""
+    legal = numbers(digits)
+    return [str(number) for number in (rng.sample(legal, n) if n <= len(legal) else rng.choices(legal, k=n))]
+
+
 class RetrievalDocuments:
-    """Documents of exactly `length` tokens by number, made of one split's text."""
+    """Sequences of exactly `length` tokens by number, made of one split's text and facts hidden in it."""
 
     def __init__(self, corpus: Corpus, config: RetrievalConfig, length: int, split: str, seed: int = 0) -> None:
         self.corpus = corpus
@@ -61,8 +72,9 @@ class RetrievalDocuments:
         self.length = length
         self.split = split
         self.seed = seed
-        if length < (least := self._least_length()):
-            raise self._too_short(least)
+        self._least = self._least_length()
+        if length < self._least:
+            raise self._too_short(self._least)
 
     def _too_short(self, least: int) -> UserError:
         key = "eval.seq_len" if self.split == "heldout" else "data.seq_len"
@@ -84,7 +96,7 @@ class RetrievalDocuments:
 
     def _least_length(self) -> int:
         """Return the tokens of one fact and its question in the longest wording, for one key and value."""
-        key, value = "zuzu", "9876543"
+        key, value = "zuzu", "9876543"[: self.config.digits]
         return max(
             len(self._encode(wording.head))
             + len(self._encode(joiner + wording.fact.format(key=key, value=value)))
@@ -94,30 +106,57 @@ class RetrievalDocuments:
         )
 
     def document(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return a document and which of its tokens are answers, both (length,).
+        """Return a sequence of one document or, in training, of several, and which tokens are answers, both (length,).
 
         Raises UserError where not one fact fits.
         """
         rng = Random(stable_hash("retrieval", self.split, self.seed, number))
-        if self.split == "train" and rng.random() < self.config.repeat_share:
-            piece = self._text(rng, rng.randint(8, max(8, self.length // 2)))
-            return np.resize(piece, self.length), np.zeros(self.length, bool)
+        shortest = self.config.shortest
+        if self.split != "train" or shortest is None or rng.random() < 0.5:
+            return self._document(rng, self.length, self.length)
+        parts: list[tuple[NDArray[np.int64], NDArray[np.bool_]]] = []
+        while (room := self.length - sum(len(ids) for ids, _ in parts)) >= self._least:
+            length = int(shortest * max(1.0, room / shortest) ** rng.random())
+            if room - length < max(shortest, self._least):
+                length = room
+            try:
+                parts.append(self._document(rng, length, room))
+            except UserError:  # its words are longer than others
+                break
+        if room:
+            parts.append((self._text(rng, room), np.zeros(room, bool)))
+        ids, marks = zip(*parts, strict=True)
+        return np.concatenate(ids), np.concatenate(marks)
+
+    def _document(self, rng: Random, length: int, most: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return one document of `length` tokens, or more, up to `most`, where a fact and a question need them."""
         wording = rng.choice(WORDINGS)
         joiner = rng.choice(JOINERS)
         n_facts = rng.randint(1, self.config.max_facts)
         keys = _keys(rng, n_facts)
-        values = [str(value) for value in rng.sample(range(10**6, 10**7), n_facts)]
-        pairs = list(zip(keys, values, strict=True))
+        pairs = list(zip(keys, draw_numbers(rng, self.config.digits, n_facts), strict=True))
         head = self._encode(wording.head)
-        for n in range(n_facts, 0, -1):
-            facts = [self._encode(joiner + wording.fact.format(key=key, value=value)) for key, value in pairs[:n]]
-            questions = [self._question(wording, *pair) for pair in rng.sample(pairs[:n], n)]
-            room = self.length - len(head) - sum(map(len, facts)) - sum(len(text) for text, _ in questions)
-            if room >= 0:
-                break
+        every = self.config.question_every if self.split == "train" else None
+        n_questions = n_facts if every is None else rng.randint(1, max(1, length // every))
+        facts = [self._encode(joiner + wording.fact.format(key=key, value=value)) for key, value in pairs]
+        if every is None:
+            asked = rng.sample(range(n_facts), n_facts)
         else:
-            raise self._too_short(self.length - room)
-        context = self._spread(rng, facts, self._hay(rng, room))
+            asked = [rng.randrange(n_facts) for _ in range(n_questions)]
+        of_fact = [self._question(wording, *pair) for pair in pairs]
+        while True:
+            questions = [of_fact[i] for i in asked]
+            needed = len(head) + sum(map(len, facts)) + sum(len(text) for text, _ in questions)
+            if needed <= length or len(asked) == len(facts) == 1:
+                break
+            if len(asked) > len(facts):
+                asked.pop()
+            else:
+                facts.pop()
+                asked = [i for i in asked if i < len(facts)] or [0]
+        if needed > most:
+            raise self._too_short(needed)
+        context = self._spread(rng, facts, self._hay(rng, max(0, length - needed)))
         marks = [np.zeros(len(head) + len(context), bool), *(mark for _, mark in questions)]
         return np.concatenate([head, context, *(text for text, _ in questions)]), np.concatenate(marks)
 

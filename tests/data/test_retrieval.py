@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from gatebench.config import DataConfig, RetrievalConfig
 from gatebench.data.reading import training_windows
-from gatebench.data.retrieval import WORDINGS, RetrievalDocuments, RetrievalWindows
+from gatebench.data.retrieval import WORDINGS, RetrievalDocuments, RetrievalWindows, draw_numbers
 from gatebench.data.tokens import Corpus, TrainingWindows
 from gatebench.errors import UserError
 from gatebench.evaluation.retrieval import N_DOCUMENTS, answer_accuracy
@@ -78,12 +79,39 @@ def test_seed_split_and_number_decide_all(corpus: Corpus) -> None:
     assert not np.array_equal(train, heldout)
 
 
-def test_some_training_documents_are_a_piece_of_text_over_and_over(corpus: Corpus) -> None:
-    config = CONFIG.model_copy(update={"repeat_share": 0.999})
-    ids, is_answer = RetrievalDocuments(corpus, config, 256, "train").document(0)
-    period = next(n for n in range(8, 129) if np.array_equal(ids[n:], ids[:-n]))
-    assert period <= 128 and not is_answer.any()
-    assert RetrievalDocuments(corpus, config, 256, "heldout").document(0)[1].any()
+def n_answers(is_answer: np.ndarray) -> int:  # type: ignore[type-arg]
+    return int((is_answer & ~np.append(False, is_answer[:-1])).sum())
+
+
+QUESTION = "|".join(f"{re.escape(one.question).replace(re.escape('{key}'), '([a-z]{4})')} [0-9]" for one in WORDINGS)
+PASSKEYS = RetrievalConfig(max_facts=1, digits=1, shortest=24, question_every=12)
+
+
+def test_every_second_training_sequence_has_several_documents(corpus: Corpus) -> None:
+    """Short ones are learned first; each has its own fact, and asks for it again and again."""
+    found = RetrievalDocuments(corpus, PASSKEYS, 256, "train")
+    decode, n_facts, n_questions = corpus.tokenizer().decode, [], []
+    for number in range(40):
+        ids, is_answer = found.document(number)
+        assert ids.shape == is_answer.shape == (256,)
+        assert re.fullmatch(r"[ 0-9]+", decode(ids[is_answer].tolist()))
+        n_questions.append(n_answers(is_answer))
+        n_facts.append(len(set(re.findall(QUESTION, decode(ids.tolist())))))
+    assert min(n_facts) == 1
+    assert 8 <= sum(n > 1 for n in n_facts) <= 32
+    assert max(n_questions) > 8 and min(n_questions) >= 1
+
+
+def test_heldout_documents_fill_the_window_and_ask_once(corpus: Corpus) -> None:
+    found = RetrievalDocuments(corpus, PASSKEYS, 256, "heldout")
+    assert all(n_answers(found.document(number)[1]) == 1 for number in range(20))
+
+
+def test_numbers_repeat_only_where_there_are_too_few() -> None:
+    assert sorted(draw_numbers(Random(0), 1, 10)) == list("0123456789")
+    assert set(draw_numbers(Random(0), 1, 300)) == set("0123456789")
+    assert len(set(draw_numbers(Random(0), 7, 300))) == 300
+    assert all(1_000_000 <= int(number) <= 9_999_999 for number in draw_numbers(Random(0), 7, 300))
 
 
 def test_the_first_wording_is_that_of_ruler() -> None:

@@ -31,7 +31,10 @@ class Setting:
     samples: int
     seed: int
     new_tokens: int | None
-    """Tokens for an answer; None is NVIDIA's number, at most an eighth of the length."""
+    """Tokens for an answer; None is NVIDIA's number, at most an eighth of the length, and of one short number (below
+    seven digits) no more than it takes: one that stands anywhere in a long answer would be right."""
+    digits: int = ruler.NVIDIA_DIGITS
+    """Of the numbers that needles hold."""
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -56,16 +59,20 @@ class Setting:
 
     def generated(self, task: str, length: int, n: int, depth: float | None = None) -> list[ruler.Sample]:
         """Return samples of a task. Raises UserError where it does not fit the length."""
-        most = min(ruler.TASKS[task].max_new_tokens, max(8, int(length * MOST_NEW)))
+        kind = ruler.TASKS[task]
+        most = min(kind.max_new_tokens, max(8, int(length * MOST_NEW)))
+        if self.digits < ruler.NVIDIA_DIGITS and isinstance(kind, ruler.NeedleTask) and kind.asks_one_number:
+            most = max(len(self.tokenizer.encode(f" {digit * self.digits}").ids) for digit in "0123456789")
         return ruler.generate(
             task,
             self.encode,
             length,
             n,
             self.seed,
-            haystack=self.haystack if ruler.TASKS[task].needs == "haystack" else None,
+            haystack=self.haystack if kind.needs == "haystack" else None,
             max_new_tokens=self.new_tokens or most,
             depth=depth,
+            digits=self.digits,
         )
 
 

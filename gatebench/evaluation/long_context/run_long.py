@@ -68,6 +68,8 @@ class Request:
     """Held-out tokens for the loss at each length; the probes read half of them. None is one piece of text of each
     domain, 65,536 at least."""
     new_tokens: int | None = None
+    digits: int | None = None
+    """Of the numbers that needles hold; None is those that the run was taught, or NVIDIA's seven."""
     seed: int = 42
 
 
@@ -114,7 +116,9 @@ def measure(
     longest = max(lengths[-1], min(LONGEST * window, longest_piece(corpus) // window * window))
     n_tokens = request.tokens or max(65_536, len(corpus.domains) * longest)
     pieces = heldout_pieces(corpus, longest, n_tokens)
-    setting = Setting(corpus, config.data.bos, request.samples, request.seed, request.new_tokens)
+    taught = config.data.retrieval
+    digits = request.digits or (ruler.NVIDIA_DIGITS if taught is None else taught.digits)
+    setting = Setting(corpus, config.data.bos, request.samples, request.seed, request.new_tokens, digits)
     fit, left_out = tasks_that_fit(setting, [*request.tasks, *([DEPTH_TASK] if request.depths else [])], lengths[0])
     for why in left_out.values():
         log(f"left out: {why}")
@@ -200,10 +204,10 @@ def _missing(work: Work, known: dict[str, Any]) -> dict[str, dict[str, Any]]:
     asked = {} if known["text"].get("asked") == text else {"text": text}
     questions = {**corpus, "samples": setting.samples, "seed": setting.seed, "new_tokens": setting.new_tokens}
     for task in work.tasks:
-        of_task = {**questions, **ruler.facts(task, haystack=setting.haystack)}
+        of_task = {**questions, **ruler.facts(task, haystack=setting.haystack, digits=setting.digits)}
         if known["ruler"].get(task, {}).get("asked") != of_task:
             asked[task] = of_task
-    depths = {**questions, **ruler.facts(DEPTH_TASK), "depths": work.depths}
+    depths = {**questions, **ruler.facts(DEPTH_TASK, digits=setting.digits), "depths": work.depths}
     if work.depths and known["depths"].get("asked") != depths:
         asked["depths"] = depths
     return asked

@@ -6,17 +6,20 @@ through the context. `docs/ruler.md` says how they compare with NVIDIA's and lm-
 
 from gatebench.evaluation.ruler.answering import Complete, Result, evaluate
 from gatebench.evaluation.ruler.haystack import Haystack, heldout_haystack
+from gatebench.evaluation.ruler.needles import NeedleTask
 from gatebench.evaluation.ruler.samples import TASKS, depth_grid, facts, generate
 from gatebench.evaluation.ruler.scoring import sample_scores, score
-from gatebench.evaluation.ruler.task import Needle, Sample, Task
+from gatebench.evaluation.ruler.task import NVIDIA_DIGITS, Needle, Sample, Task
 from gatebench.evaluation.ruler.wording import WORDINGS
 
 __all__ = [
+    "NVIDIA_DIGITS",
     "TASKS",
     "WORDINGS",
     "Complete",
     "Haystack",
     "Needle",
+    "NeedleTask",
     "Result",
     "Sample",
     "Task",

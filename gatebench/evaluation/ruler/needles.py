@@ -9,6 +9,7 @@ from itertools import accumulate
 from random import Random
 from typing import ClassVar, Literal
 
+from gatebench.data.retrieval import draw_numbers, numbers
 from gatebench.evaluation.ruler.task import Draft, Setting, Task, find_needles
 from gatebench.evaluation.ruler.wording import Wording
 
@@ -41,11 +42,16 @@ class NeedleTask(Task):
     def needs(self) -> Literal["haystack", "qa_file"] | None:
         return "haystack" if self.hay == "text" else None
 
+    @property
+    def asks_one_number(self) -> bool:
+        """Whether an answer is one number and nothing else."""
+        return self.value_kind == "number" and self.n_values == self.n_queries == 1
+
     def draft(self, rng: Random, size: int, setting: Setting) -> Draft:
         """Return a prompt; its needles and question are the same whatever the size."""
         wording = setting.wording
-        keys = draw(rng, self.key_kind, self.n_keys, wording)
-        values = draw(rng, self.value_kind, self.n_needles, wording)
+        keys = draw(rng, self.key_kind, self.n_keys, setting)
+        values = draw(rng, self.value_kind, self.n_needles, setting)
         values_of = {key: values[i :: self.n_keys] for i, key in enumerate(keys)}
         needles = [self.needle(key, value, wording) for key in keys for value in values_of[key]]
         rng.shuffle(needles)
@@ -59,8 +65,8 @@ class NeedleTask(Task):
             if self.hay == "noise":
                 hay = [" ".join(wording.noise)] * size
             else:
-                other_keys = draw(rng, self.key_kind, size, wording, besides=keys)
-                other_values = draw(rng, self.value_kind, size, wording, besides=values)
+                other_keys = draw(rng, self.key_kind, size, setting, besides=keys)
+                other_values = draw(rng, self.value_kind, size, setting, besides=values)
                 pairs = zip(other_keys, other_values, strict=True)
                 hay = [self.needle(key, value, wording) for key, value in pairs]
             positions = sorted(rng.sample(range(size), len(needles)))
@@ -87,13 +93,14 @@ def boundary_at(depth: float, hay: list[str]) -> int:
     return min(range(len(ends)), key=lambda i: abs(ends[i] - depth * ends[-1]))
 
 
-def draw(rng: Random, kind: Kind, n: int, wording: Wording, besides: Collection[str] = ()) -> list[str]:
-    """Return `n` different words, seven-digit numbers or version-4 UUIDs, none of them in `besides`."""
+def draw(rng: Random, kind: Kind, n: int, setting: Setting, besides: Collection[str] = ()) -> list[str]:
+    """Return `n` words, numbers or version-4 UUIDs, none of them in `besides`; different where there are as many."""
     if kind == "uuid":
         return [str(uuid.UUID(int=rng.getrandbits(128), version=4)) for _ in range(n)]
     n_drawn = n + len(besides)
-    if kind == "word":
-        drawn = wording.keys(rng, n_drawn)
-    else:
-        drawn = [str(number) for number in rng.sample(range(10**6, 10**7), n_drawn)]
-    return [word for word in drawn if word not in besides][:n]
+    drawn = setting.wording.keys(rng, n_drawn) if kind == "word" else draw_numbers(rng, setting.digits, n_drawn)
+    found = [word for word in drawn if word not in besides][:n]
+    if len(found) < n:  # so many short numbers that they come more than once
+        legal = [word for word in map(str, numbers(setting.digits)) if word not in besides]
+        found += rng.choices(legal, k=n - len(found))
+    return found

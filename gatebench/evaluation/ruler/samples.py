@@ -11,7 +11,7 @@ from gatebench.errors import UserError, nearest
 from gatebench.evaluation.ruler.haystack import Haystack
 from gatebench.evaluation.ruler.needles import NeedleTask
 from gatebench.evaluation.ruler.questions import QuestionAnswering
-from gatebench.evaluation.ruler.task import Draft, Sample, Setting, Task
+from gatebench.evaluation.ruler.task import NVIDIA_DIGITS, Draft, Sample, Setting, Task
 from gatebench.evaluation.ruler.variables import VariableTracking
 from gatebench.evaluation.ruler.wording import wording as wording_of
 from gatebench.evaluation.ruler.words import CommonWords, FrequentWords
@@ -56,6 +56,7 @@ def generate(
     qa_file: Path | None = None,
     max_new_tokens: int | None = None,
     depth: float | None = None,
+    digits: int = NVIDIA_DIGITS,
 ) -> list[Sample]:
     """Return `n` samples of the task `name`; a pure function of its arguments.
 
@@ -69,6 +70,7 @@ def generate(
         qa_file: the SQuAD (qa_1) or HotpotQA (qa_2) JSON file.
         max_new_tokens: tokens for the answer; NVIDIA's number for the task if None.
         depth: where the needle goes, 0 (first) to 1 (last), for tasks with one; drawn if None.
+        digits: of the numbers that needles hold, 1 to 7. A guess is right one time in 10 where it is 1.
 
     Raises:
         UserError: an unknown task or wording, what the task needs is not given, or `length` is too short for it.
@@ -82,7 +84,7 @@ def generate(
         single = [other for other, it in TASKS.items() if isinstance(it, NeedleTask) and it.n_needles == 1]
         raise UserError(f"depth {depth:g} of task {name!r}: it must be 0 to 1, the task one of {', '.join(single)}")
     n_new = kind.max_new_tokens if max_new_tokens is None else max_new_tokens
-    setting = Setting(length, wording_of(wording), haystack, qa_file, depth)
+    setting = Setting(length, wording_of(wording), haystack, qa_file, depth, digits)
 
     def draft(i: int, size: int) -> Draft:
         return kind.draft(Random(f"{seed} {name} {i}"), size, setting)
@@ -148,14 +150,21 @@ def depth_grid(
 
 
 def facts(
-    name: str, *, wording: str = "gatebench", haystack: Haystack | None = None, max_new_tokens: int | None = None
+    name: str,
+    *,
+    wording: str = "gatebench",
+    haystack: Haystack | None = None,
+    max_new_tokens: int | None = None,
+    digits: int = NVIDIA_DIGITS,
 ) -> dict[str, str | int | None]:
     """Return what has to be recorded beside a score, for a score means nothing without it. Raises UserError."""
     kind = task(name)
+    numbers = isinstance(kind, NeedleTask) and kind.value_kind == "number"
     return {
         "task": name,
         "wording": wording_of(wording).name,
         "haystack": haystack.name if haystack is not None and kind.needs == "haystack" else None,
         "max_new_tokens": kind.max_new_tokens if max_new_tokens is None else max_new_tokens,
         "scoring": kind.scoring,
+        **({"digits": digits} if numbers and digits != NVIDIA_DIGITS else {}),
     }

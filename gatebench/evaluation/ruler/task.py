@@ -12,6 +12,9 @@ from typing import ClassVar, Literal
 from gatebench.evaluation.ruler.haystack import Haystack
 from gatebench.evaluation.ruler.wording import Wording
 
+NVIDIA_DIGITS = 7
+"""NVIDIA's `num_digits`."""
+
 
 @dataclass(frozen=True)
 class Needle:
@@ -53,6 +56,8 @@ class Setting:
     qa_file: Path | None = None
     depth: float | None = None
     """Where a single needle goes; None draws it."""
+    digits: int = NVIDIA_DIGITS
+    """Of the numbers that needles hold."""
 
 
 class Task(ABC):

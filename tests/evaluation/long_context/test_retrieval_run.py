@@ -32,7 +32,7 @@ def test_accuracy_is_measured_and_documents_grow_with_the_window(run_tiny: RunTi
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_window_without_room_for_a_fact_is_refused_at_once(tiny_corpus: Path, seed: int) -> None:
-    config = RetrievalConfig(repeat_share=0.9)  # most documents hold no fact, and fit any window
+    config = RetrievalConfig(shortest=8)  # a window can hold less than one document
     with pytest.raises(UserError, match=r"data\.seq_len=16: a retrieval document needs \d+ or more"):
         RetrievalDocuments(Corpus.open(tiny_corpus), config, 16, "train", seed)
 

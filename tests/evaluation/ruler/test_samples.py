@@ -195,6 +195,23 @@ def test_what_is_recorded_says_whose_text_it_is() -> None:
         "scoring": "all",
     }
     assert facts("qa_1", haystack=HAYSTACK)["haystack"] is None
+    assert facts("niah_single_1", digits=1)["digits"] == 1
+    assert "digits" not in facts("niah_single_3", digits=1), "its values are UUIDs"
+
+
+@pytest.mark.parametrize("name", ["niah_single_1", "niah_multikey_2", "niah_multivalue"])
+@pytest.mark.parametrize("digits", [1, 2])
+def test_short_numbers_even_where_there_are_fewer_than_needles(name: str, digits: int) -> None:
+    for sample in generate(name, encode, 1024, 10, haystack=HAYSTACK, digits=digits):
+        values = [re.search(r"is (\d+)\.$", sample.input[needle.start : needle.stop]) for needle in sample.needles]
+        assert {value[1] for value in values if value} == set(sample.answers)
+        assert all(re.fullmatch(rf"\d{{{digits}}}", answer) for answer in sample.answers)
+        others = re.findall(r"The number of \w+ is (\d+)\.", sample.input)
+        assert sum(value in sample.answers for value in others) == len(sample.answers), "no other needle says the same"
+
+
+def test_seven_digits_are_nvidias() -> None:
+    assert generate("niah_multikey_2", encode, 512, 3) == generate("niah_multikey_2", encode, 512, 3, digits=7)
 
 
 def test_needles_in_held_out_documents(tiny_corpus: Path) -> None:
