@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from gatebench.config import RopeScalingConfig
+from gatebench.config import RetrievalConfig, RopeScalingConfig
 from gatebench.errors import UserError
 from gatebench.evaluation.generation import completer
 from gatebench.evaluation.interventions import parse
@@ -96,13 +97,13 @@ def test_nothing_is_measured_twice(
 
 def test_an_intervention_is_a_condition_of_its_own(trained: Trained) -> None:
     blocked = Request(
-        lengths=("256",), tasks=("niah_single_1",), samples=2, depths=0, tokens=2048, new_tokens=8,
+        lengths=("512",), tasks=("niah_single_1",), samples=2, depths=0, tokens=2048, new_tokens=8,
         interventions=(parse("block-first"), parse("mean-gate")),
     )  # fmt: skip
     rows = measure(trained, blocked)
     assert sorted(rows) == ["plain", "plain+block-first", "plain+mean-gate"]
-    share = rows["plain+block-first"]["lengths"]["256"]["text"]["probes"]["first_token_share"]
-    assert share == pytest.approx(1 / 256)  # the first query's own
+    share = rows["plain+block-first"]["lengths"]["512"]["text"]["probes"]["first_token_share"]
+    assert share == pytest.approx(1 / 512)  # the first query's own
 
 
 def test_names_of_conditions() -> None:
@@ -165,3 +166,22 @@ def test_the_command_prints_conditions(run_dir: Path) -> None:
 )
 def test_what_is_refused(words: tuple[str, ...], said: str) -> None:
     assert Command("long").refusal(*words).startswith(said)
+
+
+def test_numbers_with_fewer_digits_get_shorter_answers(trained: Trained) -> None:
+    """A digit that stands anywhere in a long answer would be right; the run's own number of digits is the default."""
+    small: dict[str, Any] = {
+        "lengths": ("256",),
+        "tasks": ("niah_single_1",),
+        "samples": 2,
+        "depths": 0,
+        "tokens": 2048,
+    }
+    two = measure(trained, Request(**small, digits=2))["plain"]["lengths"]["256"]["ruler"]["niah_single_1"]
+    assert two["asked"]["digits"] == 2
+    assert two["new_tokens"] == max(len(trained.corpus.tokenizer().encode(f" {n}{n}").ids) for n in range(10))
+    taught = trained.config.data.model_copy(update={"retrieval": RetrievalConfig(digits=2)})
+    pupil = replace(trained, config=trained.config.model_copy(update={"data": taught}))
+    assert measure(pupil, Request(**small))["plain"]["lengths"]["256"]["ruler"]["niah_single_1"] == two
+    seven = measure(trained, Request(**small))["plain"]["lengths"]["256"]["ruler"]["niah_single_1"]
+    assert "digits" not in seven["asked"] and seven["new_tokens"] == 32
