@@ -62,6 +62,8 @@ def _asked(row: dict[str, Any], tasks: Sequence[str]) -> str:
         return f"{row['text']['asked']['tokens']} tokens"
     asked = row["ruler"][tasks[0]]["asked"]
     how = f"{asked['samples']} samples seed {asked['seed']} wording {asked['wording']}"
+    if digits := {row["ruler"][task]["asked"]["digits"] for task in tasks if "digits" in row["ruler"][task]["asked"]}:
+        how += f" numbers of {digits.pop()} digits"
     return f"{row['text']['asked']['tokens']} tokens; {how}: {' '.join(tasks)}"
 
 

@@ -62,6 +62,7 @@ def metric_table(
         legend=(
             "Lengths in training windows. Mean over seeds ± half its 95 % interval; in brackets the change from the "
             "same runs as they were trained, at the same length."
+            + "".join(f" Measured: {how}." for how in sorted(set(frame.get("long_asked", pd.Series()).dropna())))
         ),
         n_words=2,
     )
