@@ -59,9 +59,8 @@ def test_of_two_factors_the_larger_counts_and_means_are_over_common_tasks(tmp_pa
 def test_how_it_was_asked_stands_below_the_table(tmp_path: Path) -> None:
     short = record(None, 256, 80.0)
     short["lengths"]["256"]["ruler"]["vt"]["asked"] = {**short["lengths"]["256"]["text"]["asked"], "digits": 2}
-    columns = long_results.columns(write(tmp_path, plain=short))
-    frame = pd.DataFrame([{"variant": "baseline", "seed": 0, **columns}])
-    table = metric_table("s", frame, "ruler", ["baseline"], {}, "baseline")
+    how = long_results.columns(write(tmp_path, plain=short))["long_asked"]
+    table = metric_table("mine", runs().assign(long_asked=how), "ruler", ["baseline"], {}, "baseline")
     assert table.legend.endswith("5 samples seed 42 wording gatebench numbers of 2 digits: vt.")
 
 
