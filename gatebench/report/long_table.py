@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from gatebench.report.comparison import SINK_EXCESS
 from gatebench.report.long_results import conditions, in_words, multiples
 from gatebench.report.paper_table import Estimate
 from gatebench.report.tables import estimate, facts_of
@@ -158,8 +159,21 @@ def decline_table(study: str, frame: pd.DataFrame, baseline: str) -> TextTable |
         rows=rows,
         frame=pd.DataFrame([vars(line) for line in found]),
         legend=" ".join(_reading(line) for line in found)
-        + " Variants differ in more than the sink, so that a line through them shows no cause; what the same runs lose "
-        "with the first token blocked or its value zero stands in the other tables.",
+        + _without_sinks(frame)
+        + " Runs that score little at one window have little to lose. Variants differ in more than the sink, so that a "
+        "line through them shows no cause; what the same runs lose with the first token blocked or its value zero "
+        "stands in the other tables.",
+    )
+
+
+def _without_sinks(frame: pd.DataFrame) -> str:
+    """Say so where no run has a sink to lose; empty where one has."""
+    excess = frame.get("long_excess/1x", pd.Series(dtype=float)).max()
+    if not excess < SINK_EXCESS:
+        return ""
+    return (
+        f" No run has a sink at one window (the largest share is {excess:.2f} times its floor, below {SINK_EXCESS:g}): "
+        "the lines say nothing about losing one."
     )
 
 

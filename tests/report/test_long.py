@@ -107,6 +107,9 @@ def test_a_decline_is_read_as_an_association_at_most() -> None:
     table = decline_table("mine", runs(), "baseline")
     assert table is not None
     assert "variants with more sink decline more" in table.legend and "shows no cause" in table.legend
+    assert "No run has a sink" not in table.legend
+    small = decline_table("mine", runs().assign(**{"long_excess/1x": 1.75}), "baseline")
+    assert small is not None and "(the largest share is 1.75 times its floor, below 2)" in small.legend
     few = runs()
     assert decline_table("mine", few[few["variant"].isin(["baseline", "g1_headwise", "softmax1"])], "baseline") is None
     flat = runs().assign(**{"ruler_yarn/4x": [60.0, 61.0, 59.0] * 5, "long_loss/4x": [3.1, 3.0, 2.9] * 5})
