@@ -109,9 +109,10 @@ def by_depth(found: Records, labels: Mapping[str, str]) -> Figure:
     for row, (name, records) in zip(panels, found.items(), strict=True):
         for axes, condition in zip(row, used, strict=True):
             chosen = [r for r in records if long_results.condition_of(r) == condition and _with_depths(r)]
+            common = set.intersection(*map(_with_depths, chosen)) if chosen else set()
             axes.set_title(f"{labels.get(name, name)}, {long_results.in_words(condition)}")
             axes.grid(False)
-            if not chosen:
+            if not common:
                 continue
             scores, lengths, depths = depth_map(chosen)
             image = axes.imshow(scores, vmin=0, vmax=100, cmap="cividis", aspect="auto", origin="upper")
@@ -128,7 +129,7 @@ def by_depth(found: Records, labels: Mapping[str, str]) -> Figure:
 
 def depth_map(records: Sequence[dict[str, Any]]) -> tuple[npt.NDArray[np.float64], list[int], list[float]]:
     """Mean score over ``records`` (depths, lengths), with lengths in tokens and depths; what one lacks is left out."""
-    lengths = sorted(set.intersection(*(set(map(int, record["lengths"])) for record in records)))
+    lengths = sorted(set.intersection(*map(_with_depths, records)))
     depths = [row["depth"] for row in records[0]["lengths"][str(lengths[0])]["depths"]["rows"]]
     scores = [
         [[row["score"] for row in record["lengths"][str(n)]["depths"]["rows"]] for n in lengths] for record in records
@@ -136,5 +137,6 @@ def depth_map(records: Sequence[dict[str, Any]]) -> tuple[npt.NDArray[np.float64
     return np.mean(scores, axis=0).T, lengths, depths
 
 
-def _with_depths(record: dict[str, Any]) -> bool:
-    return all(row["depths"] for row in record["lengths"].values())
+def _with_depths(record: dict[str, Any]) -> set[int]:
+    """The lengths, in tokens, at which a needle was hidden at several depths."""
+    return {int(length) for length, row in record["lengths"].items() if row["depths"]}

@@ -128,6 +128,9 @@ def test_a_map_is_the_mean_over_runs() -> None:
     found, lengths, depths = long_figures.depth_map([record(None, 256, 20.0), record(None, 256, 40.0)])
     assert found.tolist() == [[30.0], [100.0]]
     assert (lengths, depths) == ([256], [0.0, 1.0])
+    partly = record(None, 256, 20.0)
+    partly["lengths"]["512"] = {**partly["lengths"]["256"], "depths": {}}
+    assert long_figures.depth_map([partly])[1] == [256], "lengths without a map are left out"
 
 
 def test_everything_is_written(tmp_path: Path) -> None:
