@@ -8,6 +8,7 @@ numbers, so that nothing but the window tells an answer. Sequence number i of a 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -23,7 +24,8 @@ from gatebench.data.tokens import Corpus, TrainingWindows
 from gatebench.errors import UserError
 
 SYLLABLES = tuple(consonant + vowel for consonant, vowel in product("bcdfghjklmnpqrstvwxz", "aeiou"))
-NOISE = " Rain fell on the hill. The road was long. Nobody came by. The lamp stayed lit. Then it was day."
+NOISE = ("Rain fell on the hill.", "The road was long.", "Nobody came by.", "The lamp stayed lit.", "Then it was day.")
+"""Sentences that say nothing, repeated in this order; RULER's in our wording, too."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,13 @@ def numbers(digits: int) -> range:
     return range(10 ** (digits - 1) if digits > 1 else 0, 10**digits)
 
 
-def draw_numbers(rng: Random, digits: int, n: int) -> list[str]:
-    """Return `n` numbers, different ones where there are as many."""
+def draw_numbers(rng: Random, digits: int, n: int, besides: Collection[str] = ()) -> list[str]:
+    """Return `n` numbers that are not in `besides`, different ones where there are as many."""
     legal = numbers(digits)
-    return [str(number) for number in (rng.sample(legal, n) if n <= len(legal) else rng.choices(legal, k=n))]
+    if n + len(besides) <= len(legal):
+        drawn = map(str, rng.sample(legal, n + len(besides)))
+        return [number for number in drawn if number not in besides][:n]
+    return rng.choices([number for number in map(str, legal) if number not in besides], k=n)
 
 
 class RetrievalDocuments:
@@ -113,52 +118,62 @@ class RetrievalDocuments:
         rng = Random(stable_hash("retrieval", self.split, self.seed, number))
         shortest = self.config.shortest
         if self.split != "train" or shortest is None or rng.random() < 0.5:
-            return self._document(rng, self.length, self.length)
+            whole = self._document(rng, self.length, self.length)
+            assert whole is not None  # it may take all there is
+            return whole
         parts: list[tuple[NDArray[np.int64], NDArray[np.bool_]]] = []
         while (room := self.length - sum(len(ids) for ids, _ in parts)) >= self._least:
             length = int(shortest * max(1.0, room / shortest) ** rng.random())
             if room - length < max(shortest, self._least):
                 length = room
-            try:
-                parts.append(self._document(rng, length, room))
-            except UserError:  # its words are longer than others
+            if (part := self._document(rng, length, room)) is None:
                 break
+            parts.append(part)
         if room:
             parts.append((self._text(rng, room), np.zeros(room, bool)))
         ids, marks = zip(*parts, strict=True)
         return np.concatenate(ids), np.concatenate(marks)
 
-    def _document(self, rng: Random, length: int, most: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return one document of `length` tokens, or more, up to `most`, where a fact and a question need them."""
+    def _document(self, rng: Random, length: int, most: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]] | None:
+        """Return one document of `length` tokens, or of as many as a fact and a question need; None above `most`.
+
+        Raises UserError where these do not fit the window.
+        """
         wording = rng.choice(WORDINGS)
         joiner = rng.choice(JOINERS)
         n_facts = rng.randint(1, self.config.max_facts)
         keys = _keys(rng, n_facts)
         pairs = list(zip(keys, draw_numbers(rng, self.config.digits, n_facts), strict=True))
         head = self._encode(wording.head)
-        every = self.config.question_every if self.split == "train" else None
-        n_questions = n_facts if every is None else rng.randint(1, max(1, length // every))
         facts = [self._encode(joiner + wording.fact.format(key=key, value=value)) for key, value in pairs]
+        questions = [self._question(wording, *pair) for pair in pairs]
+        every = self.config.question_every if self.split == "train" else None
         if every is None:
             asked = rng.sample(range(n_facts), n_facts)
         else:
+            n_questions = rng.randint(1, max(1, length // every))
             asked = [rng.randrange(n_facts) for _ in range(n_questions)]
-        of_fact = [self._question(wording, *pair) for pair in pairs]
-        while True:
-            questions = [of_fact[i] for i in asked]
-            needed = len(head) + sum(map(len, facts)) + sum(len(text) for text, _ in questions)
-            if needed <= length or len(asked) == len(facts) == 1:
-                break
+
+        def room() -> int:
+            needed = len(head) + sum(map(len, facts)) + sum(len(questions[i][0]) for i in asked)
+            return length - needed
+
+        while room() < 0 and len(asked) + len(facts) > 2:  # leave questions out, then facts
             if len(asked) > len(facts):
                 asked.pop()
             else:
                 facts.pop()
                 asked = [i for i in asked if i < len(facts)] or [0]
-        if needed > most:
+        if (needed := length - room()) > self.length:
             raise self._too_short(needed)
-        context = self._spread(rng, facts, self._hay(rng, max(0, length - needed)))
-        marks = [np.zeros(len(head) + len(context), bool), *(mark for _, mark in questions)]
-        return np.concatenate([head, context, *(text for text, _ in questions)]), np.concatenate(marks)
+        if needed > most:
+            return None
+        context = self._spread(rng, facts, self._hay(rng, max(0, room())))
+        texts, marks = zip(*(questions[i] for i in asked), strict=True)
+        return (
+            np.concatenate([head, context, *texts]),
+            np.concatenate([np.zeros(len(head) + len(context), bool), *marks]),
+        )
 
     def _question(self, wording: Wording, key: str, value: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return a question with its answer and a full stop, and which tokens are the answer."""
@@ -170,7 +185,7 @@ class RetrievalDocuments:
     def _hay(self, rng: Random, n_tokens: int) -> NDArray[np.int64]:
         """Return running text of the split, or noise."""
         if rng.random() < self.config.noise_share:
-            return np.resize(self._encode(NOISE), n_tokens)
+            return np.resize(self._encode(" " + " ".join(NOISE)), n_tokens)
         return self._text(rng, n_tokens)
 
     def _text(self, rng: Random, n_tokens: int) -> NDArray[np.int64]:

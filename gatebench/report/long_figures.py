@@ -109,12 +109,11 @@ def by_depth(found: Records, labels: Mapping[str, str]) -> Figure:
     for row, (name, records) in zip(panels, found.items(), strict=True):
         for axes, condition in zip(row, used, strict=True):
             chosen = [r for r in records if long_results.condition_of(r) == condition and _with_depths(r)]
-            common = set.intersection(*map(_with_depths, chosen)) if chosen else set()
+            scores, lengths, depths = depth_map(chosen)
             axes.set_title(f"{labels.get(name, name)}, {long_results.in_words(condition)}")
             axes.grid(False)
-            if not common:
+            if not lengths:
                 continue
-            scores, lengths, depths = depth_map(chosen)
             image = axes.imshow(scores, vmin=0, vmax=100, cmap="cividis", aspect="auto", origin="upper")
             axes.set_xticks(range(len(lengths)), [long_results.in_tokens(length) for length in lengths])
             axes.set_yticks(range(len(depths)), [f"{depth:.0%}" for depth in depths])
@@ -129,7 +128,9 @@ def by_depth(found: Records, labels: Mapping[str, str]) -> Figure:
 
 def depth_map(records: Sequence[dict[str, Any]]) -> tuple[npt.NDArray[np.float64], list[int], list[float]]:
     """Mean score over ``records`` (depths, lengths), with lengths in tokens and depths; what one lacks is left out."""
-    lengths = sorted(set.intersection(*map(_with_depths, records)))
+    lengths = sorted(set.intersection(*map(_with_depths, records))) if records else []
+    if not lengths:
+        return np.empty((0, 0)), [], []
     depths = [row["depth"] for row in records[0]["lengths"][str(lengths[0])]["depths"]["rows"]]
     scores = [
         [[row["score"] for row in record["lengths"][str(n)]["depths"]["rows"]] for n in lengths] for record in records

@@ -46,7 +46,8 @@ def columns(run_dir: str | Path) -> dict[str, float | str | None]:
             multiple = f"{int(length) / record['window']:g}x"
             found |= {f"{metric}{condition}/{multiple}": value for metric, value in zip(METRICS, values, strict=True)}
             found[f"ruler{condition}/{in_tokens(int(length))}"] = score
-            found["long_asked"] = _asked(row, tasks)
+    if known:
+        found["long_asked"] = _asked(known, tasks)
     return found
 
 
@@ -56,15 +57,20 @@ def common_tasks(found: Iterable[dict[str, Any]]) -> list[str]:
     return sorted(set.intersection(*(set(row["ruler"]) for row in rows))) if rows else []
 
 
-def _asked(row: dict[str, Any], tasks: Sequence[str]) -> str:
-    """How a length's scores were got, in words."""
-    if not tasks:
-        return f"{row['text']['asked']['tokens']} tokens"
-    asked = row["ruler"][tasks[0]]["asked"]
-    how = f"{asked['samples']} samples seed {asked['seed']} wording {asked['wording']}"
-    if digits := {row["ruler"][task]["asked"]["digits"] for task in tasks if "digits" in row["ruler"][task]["asked"]}:
-        how += f" numbers of {digits.pop()} digits"
-    return f"{row['text']['asked']['tokens']} tokens; {how}: {' '.join(tasks)}"
+def _asked(found: Iterable[dict[str, Any]], tasks: Sequence[str]) -> str:
+    """How a run's scores were got, in words: every way in which a task was asked, with these tasks."""
+    rows = [row for record in found for row in record["lengths"].values()]
+    parts = {f"{row['text']['asked']['tokens']} tokens": None for row in rows}
+    ways: dict[str, list[str]] = {}
+    for task in tasks:
+        for how in {_way(row["ruler"][task]["asked"]): None for row in rows}:
+            ways.setdefault(how, []).append(task)
+    return "; ".join([*parts, *(f"{how}: {' '.join(names)}" for how, names in ways.items())])
+
+
+def _way(asked: dict[str, Any]) -> str:
+    digits = f" numbers of {asked['digits']} digits" if "digits" in asked else ""
+    return f"{asked['samples']} samples seed {asked['seed']} wording {asked['wording']}{digits}"
 
 
 def records(run_dir: str | Path) -> list[dict[str, Any]]:

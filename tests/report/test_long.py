@@ -64,6 +64,16 @@ def test_how_it_was_asked_stands_below_the_table(tmp_path: Path) -> None:
     assert table.legend.endswith("5 samples seed 42 wording gatebench numbers of 2 digits: vt.")
 
 
+def test_every_way_in_which_tasks_were_asked_is_said(tmp_path: Path) -> None:
+    mixed = record(None, 256, 80.0, ("vt", "niah_single_1"))
+    needle = mixed["lengths"]["256"]["ruler"]["niah_single_1"]
+    needle["asked"] = {**needle["asked"], "samples": 9, "digits": 2}
+    assert long_results.columns(write(tmp_path, plain=mixed))["long_asked"] == (
+        "4096 tokens; 9 samples seed 42 wording gatebench numbers of 2 digits: niah_single_1; "
+        "5 samples seed 42 wording gatebench: vt"
+    )
+
+
 def test_a_file_that_is_no_result_is_named(tmp_path: Path) -> None:
     (write(tmp_path, plain=record(None, 256, 1.0)) / "long" / "plain.json").write_text("{}")
     with pytest.raises(UserError, match=r"plain\.json: no result of `gatebench long`"):
@@ -131,6 +141,7 @@ def test_a_map_is_the_mean_over_runs() -> None:
     partly = record(None, 256, 20.0)
     partly["lengths"]["512"] = {**partly["lengths"]["256"], "depths": {}}
     assert long_figures.depth_map([partly])[1] == [256], "lengths without a map are left out"
+    assert long_figures.depth_map([partly, record(None, 512, 20.0)])[1] == [], "no length in common"
 
 
 def test_everything_is_written(tmp_path: Path) -> None:

@@ -148,12 +148,11 @@ def test_no_more_than_the_slots_run_at_once(job: MakeJob, monkeypatch: pytest.Mo
     assert max(running) <= 2
 
 
+@pytest.mark.usefixtures("sigint_as_at_a_terminal")
 @pytest.mark.parametrize(("number", "ends_as"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
 def test_a_signal_stops_the_runs_that_are_going(
     job: MakeJob, number: signal.Signals, ends_as: type[BaseException]
 ) -> None:
-    # As at a terminal: a test run in the background of a script (`make test &`) begins with SIGINT ignored.
-    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
     before = signal.getsignal(signal.SIGTERM)
     jobs = [job("wait", seed) for seed in range(3)]
 
@@ -168,11 +167,8 @@ def test_a_signal_stops_the_runs_that_are_going(
         os.kill(os.getpid(), number)
 
     threading.Thread(target=press, daemon=True).start()
-    try:
-        with pytest.raises(ends_as):
-            run_all(jobs, Slots(2, 1), console()[0])
-    finally:
-        signal.signal(signal.SIGINT, inherited)
+    with pytest.raises(ends_as):
+        run_all(jobs, Slots(2, 1), console()[0])
     assert signal.getsignal(signal.SIGTERM) is before
     pids = [int((job.directory / "pid").read_text(encoding="utf-8")) for job in jobs[:2]]
     assert not any(pid_alive(pid) for pid in pids)

@@ -183,14 +183,10 @@ def test_a_trial_that_lags_behind_is_stopped_and_has_no_value(root: Path) -> Non
     assert all(len(trial["values"]) == 2 for trial in search["trials"] if trial["status"] == "complete")
 
 
+@pytest.mark.usefixtures("sigint_as_at_a_terminal")
 def test_ctrl_c_ends_everything_and_the_same_line_goes_on(root: Path) -> None:
     declare(root, {"optim.lr": [1e-3, 1e-2, 1e-1]}, sampler="grid")
-    # As at a terminal: a test run in the background of a script (`make test &`) begins with SIGINT ignored.
-    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        command = start("--workers", "1", step_s=0.2)
-    finally:
-        signal.signal(signal.SIGINT, inherited)
+    command = start("--workers", "1", step_s=0.2)
     (worker,) = wait_for(lambda: [pid for pid in children(command.pid) if children(pid)], command)
     (run,) = children(worker)
     command.send_signal(signal.SIGINT)

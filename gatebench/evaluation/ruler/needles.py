@@ -9,7 +9,7 @@ from itertools import accumulate
 from random import Random
 from typing import ClassVar, Literal
 
-from gatebench.data.retrieval import draw_numbers, numbers
+from gatebench.data.retrieval import draw_numbers
 from gatebench.evaluation.ruler.task import Draft, Setting, Task, find_needles
 from gatebench.evaluation.ruler.wording import Wording
 
@@ -97,10 +97,6 @@ def draw(rng: Random, kind: Kind, n: int, setting: Setting, besides: Collection[
     """Return `n` words, numbers or version-4 UUIDs, none of them in `besides`; different where there are as many."""
     if kind == "uuid":
         return [str(uuid.UUID(int=rng.getrandbits(128), version=4)) for _ in range(n)]
-    n_drawn = n + len(besides)
-    drawn = setting.wording.keys(rng, n_drawn) if kind == "word" else draw_numbers(rng, setting.digits, n_drawn)
-    found = [word for word in drawn if word not in besides][:n]
-    if len(found) < n:  # so many short numbers that they come more than once
-        legal = [word for word in map(str, numbers(setting.digits)) if word not in besides]
-        found += rng.choices(legal, k=n - len(found))
-    return found
+    if kind == "number":
+        return draw_numbers(rng, setting.digits, n, besides)
+    return [word for word in setting.wording.keys(rng, n + len(besides)) if word not in besides][:n]

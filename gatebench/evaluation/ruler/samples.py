@@ -73,7 +73,8 @@ def generate(
         digits: of the numbers that needles hold, 1 to 7. A guess is right one time in 10 where it is 1.
 
     Raises:
-        UserError: an unknown task or wording, what the task needs is not given, or `length` is too short for it.
+        UserError: an unknown task or wording, other digits, what the task needs is not given, or a `length` that is too
+            short for it.
     """
     kind = task(name)
     given = {"haystack": haystack, "qa_file": qa_file}
@@ -83,6 +84,8 @@ def generate(
     if depth is not None and not (isinstance(kind, NeedleTask) and kind.n_needles == 1 and 0 <= depth <= 1):
         single = [other for other, it in TASKS.items() if isinstance(it, NeedleTask) and it.n_needles == 1]
         raise UserError(f"depth {depth:g} of task {name!r}: it must be 0 to 1, the task one of {', '.join(single)}")
+    if not 1 <= digits <= NVIDIA_DIGITS:
+        raise UserError(f"digits={digits}: numbers in needles have 1 to {NVIDIA_DIGITS} digits")
     n_new = kind.max_new_tokens if max_new_tokens is None else max_new_tokens
     setting = Setting(length, wording_of(wording), haystack, qa_file, depth, digits)
 
@@ -138,12 +141,15 @@ def depth_grid(
     wording: str = "gatebench",
     haystack: Haystack | None = None,
     max_new_tokens: int | None = None,
+    digits: int = NVIDIA_DIGITS,
 ) -> Iterator[tuple[int, float, list[Sample]]]:
     """Yield (length, depth, samples) for a map of retrieval over both; "niah_single_1" is the passkey test.
 
     Sample i asks for the same needle everywhere. Raises UserError as `generate` does.
     """
-    at = partial(generate, name, encode, wording=wording, haystack=haystack, max_new_tokens=max_new_tokens)
+    at = partial(
+        generate, name, encode, wording=wording, haystack=haystack, max_new_tokens=max_new_tokens, digits=digits
+    )
     for length in lengths:
         for depth in depths:
             yield length, depth, at(length, n, seed, depth=depth)

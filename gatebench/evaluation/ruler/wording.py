@@ -13,17 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
-from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from gatebench.data.retrieval import NOISE, SYLLABLES
 from gatebench.errors import UserError, nearest
 
 Draw = Callable[[Random, int], list[str]]
 """Draws that many different words, or all there are."""
-
-SYLLABLES = tuple(consonant + vowel for consonant, vowel in product("bcdfghjklmnpqrstvwxz", "aeiou"))
 
 
 @dataclass(frozen=True)
@@ -87,10 +85,7 @@ def _made_up_words(rng: Random, n: int) -> list[str]:
 def _gatebench() -> Wording:
     return Wording(
         name="gatebench",
-        noise=(
-            *("Rain fell on the hill.", "The road was long.", "Nobody came by."),
-            *("The lamp stayed lit.", "Then it was day."),
-        ),
+        noise=NOISE,
         needle="The {kind} of {key} is {value}.",
         one_value=Prompt(
             "Remember each {kind} in this text.\n{context}\nWhat is the {kind} of {query}?",

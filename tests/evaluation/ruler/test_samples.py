@@ -210,8 +210,14 @@ def test_short_numbers_even_where_there_are_fewer_than_needles(name: str, digits
         assert sum(value in sample.answers for value in others) == len(sample.answers), "no other needle says the same"
 
 
-def test_seven_digits_are_nvidias() -> None:
-    assert generate("niah_multikey_2", encode, 512, 3) == generate("niah_multikey_2", encode, 512, 3, digits=7)
+def test_seven_digits_are_the_default_and_the_most() -> None:
+    answers = [answer for sample in generate("niah_multikey_2", encode, 512, 20) for answer in sample.answers]
+    assert len(answers) == 20 and all(re.fullmatch(r"\d{7}", answer) for answer in answers)
+    for digits in (0, 8):
+        with pytest.raises(UserError, match=rf"digits={digits}: numbers in needles have 1 to 7 digits"):
+            generate("niah_single_1", encode, 512, 1, digits=digits)
+    (*_, samples) = next(iter(depth_grid("niah_single_1", encode, [512], [0.5], 3, digits=2)))
+    assert all(re.fullmatch(r"\d\d", sample.answers[0]) for sample in samples)
 
 
 def test_needles_in_held_out_documents(tiny_corpus: Path) -> None:
