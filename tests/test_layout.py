@@ -92,7 +92,7 @@ def test_imports_point_left(path: Path) -> None:
         ("gatebench.model.gates", "from ..training import run", True),
         ("gatebench.model.gates", "from .accounting import flops", False),
         ("gatebench.variants", "from gatebench import model", True),
-        ("gatebench.report.stats", "from gatebench.evaluation import perplexity", False),
+        ("gatebench.report.analysis.stats", "from gatebench.evaluation import perplexity", False),
         ("gatebench.cli.main", "import gatebench.sweep.study as study", False),
     ],
 )

@@ -8,7 +8,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from gatebench.report import compact, study_runs
+from gatebench.report.read import committed_frames as compact
+from gatebench.report.read import study_runs
 from gatebench.sweep.study import load_study
 from tests.report.study_root import FLOOR, make_root, write_study_runs
 

@@ -8,7 +8,7 @@ import sysconfig
 from pathlib import Path
 
 from gatebench.data.corpus import BuildOptions, CorpusPlan, build_corpus
-from gatebench.data.local import local_source
+from gatebench.data.text_files import local_source
 
 DOMAINS = ("english", "chinese", "code", "math", "law", "literature")
 _WORDS = {

@@ -10,7 +10,6 @@ import typer
 from gatebench import __version__
 from gatebench.cli import (
     ablation,
-    bench,
     benchmark,
     claims,
     data,
@@ -27,6 +26,7 @@ from gatebench.cli import (
     tune,
     variants,
 )
+from gatebench.cli import speed as bench
 from gatebench.errors import UserError
 
 app = typer.Typer(

@@ -57,7 +57,8 @@ def ablation(
 
     from gatebench import variants as registry
     from gatebench.paths import project_root
-    from gatebench.report import comparison, figures
+    from gatebench.report.analysis import comparison
+    from gatebench.report.figures import comparison_figures as figures
 
     labels = {name: registry.get(name).label for name in names}
     frame = load_runs(planned, study.combinations()[0])

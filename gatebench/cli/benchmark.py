@@ -53,8 +53,12 @@ def benchmark(
 ) -> None:
     """Score checkpoints on benchmarks. Results stay with a run, task by task, and are not computed twice."""
     from gatebench.errors import UserError
+    from gatebench.evaluation.benchmarks.availability import (
+        check_installed,
+        go_offline_unless_reachable,
+        refuse_missing,
+    )
     from gatebench.evaluation.benchmarks.checkpoint import Checkpoint
-    from gatebench.evaluation.benchmarks.hub import check_installed, go_offline_unless_reachable, refuse_missing
     from gatebench.evaluation.benchmarks.suites import BUNDLED, PAPER, SUITES, of_suite
 
     check_installed()
@@ -124,8 +128,8 @@ def _study_tables(name: str) -> Iterator[Text | Group]:
     from rich.text import Text
 
     from gatebench import variants
-    from gatebench.report import benchmark_table
-    from gatebench.report.study_runs import collect
+    from gatebench.report.read.study_runs import collect
+    from gatebench.report.tables import benchmark_table
     from gatebench.sweep.study import load_study
 
     study = load_study(name)
@@ -147,7 +151,7 @@ def _table(name: str, records: list[dict[str, Any]]) -> Table:
     from rich import box
     from rich.table import Table
 
-    from gatebench.report.benchmark_results import at_chance
+    from gatebench.report.read.benchmark_results import at_chance
 
     table = Table(title=name, title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("task", no_wrap=True)

@@ -14,8 +14,8 @@ def claims(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on standard output.")] = False,
 ) -> None:
     """Judge the paper's claims by the runs that `gatebench tables` left in results/<study>/runs.csv."""
-    from gatebench.report import claims_table
-    from gatebench.report.claims import from_results
+    from gatebench.report.analysis.claims import from_results
+    from gatebench.report.tables import claims_table
 
     results = from_results()
     if as_json:

@@ -74,10 +74,10 @@ def long(
 
     import torch
 
-    from gatebench.evaluation.interventions import parse
     from gatebench.evaluation.long_context.run_long import FOLDER, FREE_TASKS, Request, measure
+    from gatebench.evaluation.probes.interventions import parse
+    from gatebench.evaluation.probes.run_probes import open_run
     from gatebench.evaluation.ruler.samples import task as known_task
-    from gatebench.evaluation.run_probes import open_run
 
     named = _words(tasks) if tasks is not None else list(FREE_TASKS)
     named = [] if named == ["none"] else named
@@ -117,7 +117,7 @@ def _table(records: dict[str, dict[str, Any]]) -> Table:
     from rich import box
     from rich.table import Table
 
-    from gatebench.report.long_results import common_tasks
+    from gatebench.report.read.long_results import common_tasks
 
     tasks = common_tasks(records.values())
     first = next(iter(records.values()))

@@ -29,7 +29,7 @@ def params(
     if table is not None and variant:
         raise UserError(f"--table {table} and --variant {variant[0]} exclude each other")
     from gatebench import variants
-    from gatebench.report import params_table
+    from gatebench.report.tables import params_table
 
     number = None if variant else table or 1
     patterns = variant or [f"table:{number}"]

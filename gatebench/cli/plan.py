@@ -129,7 +129,7 @@ def _table(study: Study, runs: Sequence[PlannedRun], estimate: _Estimate) -> Ren
     """A line a variant and combination, the seeds counted by status."""
     from rich.table import Table
 
-    from gatebench.report.wording import scale
+    from gatebench.report.tables.text import scale
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     apart = len(study.combinations()) > 1
@@ -156,7 +156,7 @@ def _table(study: Study, runs: Sequence[PlannedRun], estimate: _Estimate) -> Ren
 
 def _lines(study: Study, runs: Sequence[PlannedRun], estimate: _Estimate) -> Iterator[str]:
     """What is left to do and what it takes, what is left out, and on what the estimates rest."""
-    from gatebench.report.wording import scale
+    from gatebench.report.tables.text import scale
     from gatebench.sweep.plan import measured
     from gatebench.variants import get
 
@@ -193,7 +193,7 @@ def _lines(study: Study, runs: Sequence[PlannedRun], estimate: _Estimate) -> Ite
 
 def _first_stage(study: Study, estimate: _Estimate) -> Iterator[str]:
     """What has to be trained before it can be extended."""
-    from gatebench.report.wording import scale
+    from gatebench.report.tables.text import scale
     from gatebench.sweep.plan import costs_of
     from gatebench.sweep.plan import plan as planned_runs
 

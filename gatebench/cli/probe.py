@@ -19,8 +19,8 @@ from gatebench.report.folders import folder_name
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from gatebench.evaluation.run_probes import Request
-    from gatebench.report.probe_files import ProbedRun
+    from gatebench.evaluation.probes.run_probes import Request
+    from gatebench.report.read.probe_files import ProbedRun
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ def probe(
 
     import torch
 
-    from gatebench.evaluation.interventions import KINDS, parse
-    from gatebench.evaluation.run_probes import FOLDER, Request, open_run, run_probes
+    from gatebench.evaluation.probes.interventions import KINDS, parse
+    from gatebench.evaluation.probes.run_probes import FOLDER, Request, open_run, run_probes
 
     names = [name for word in intervene for name in (KINDS if word == "all" else (word,))]
     request = Request(
@@ -157,7 +157,7 @@ def _checkpoints(
 ) -> tuple[list[Group], dict[Path, dict[str, Any]]]:
     """Probe checkpoints, each into a folder of its name; return them as one group, and what was found by folder."""
     from gatebench.errors import UserError
-    from gatebench.evaluation.checkpoint_probes import probe_checkpoint
+    from gatebench.evaluation.probes.checkpoint_probes import probe_checkpoint
     from gatebench.paths import project_root
 
     if len(sources) < len(paths):
@@ -219,7 +219,8 @@ def _report(
     """Write the tables and figures of one group; return everything of it as JSON values, as printed, and its files."""
     from rich.text import Text
 
-    from gatebench.report import destination_table, intervention_table, probe_files
+    from gatebench.report.read import probe_files
+    from gatebench.report.tables import destination_table, intervention_table
 
     runs = [probe_files.load(path) for path in group.run_dirs]
     folder = group.folder or _folder(group.run_dirs, [recipes[path] for path in group.run_dirs], runs)
@@ -258,7 +259,7 @@ def _report(
 def _folder(run_dirs: list[Path], recipes: list[str], runs: list[ProbedRun]) -> Path:
     """One run: its own folder. Several: results/probe/<recipe>/<variants>."""
     from gatebench.paths import project_root
-    from gatebench.report.probe_files import FOLDER
+    from gatebench.report.read.probe_files import FOLDER
 
     if len(run_dirs) == 1:
         return run_dirs[0] / FOLDER
@@ -269,7 +270,7 @@ def _folder(run_dirs: list[Path], recipes: list[str], runs: list[ProbedRun]) -> 
 
 def _draw(runs: list[ProbedRun], folder: Path) -> list[Path]:
     from gatebench import variants
-    from gatebench.report import probe_figures
+    from gatebench.report.figures import probe_figures
 
     labels = {run.variant: variants.get(run.variant).label or run.variant for run in runs}
     return [path for path in probe_figures.write(runs, labels, folder / "figures") if path.suffix == ".png"]

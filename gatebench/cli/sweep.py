@@ -56,7 +56,7 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Train what is missing of a study, print its tables, write them and their figures to results/<study>/."""
-    from gatebench.report import tables
+    from gatebench.report.tables import paper_tables as tables
     from gatebench.sweep.study import load_study
 
     loaded = load_study(study).changed(n_seeds=seeds, settings=settings, recipe=recipe)
@@ -72,8 +72,8 @@ def sweep(
         console.print(f"left out: {name} ({reason})", highlight=False, markup=False, soft_wrap=True)
     runs = train_study(loaded, console, options)
     from gatebench.report import study_report
-    from gatebench.report.claims import from_results
-    from gatebench.report.study_runs import collect
+    from gatebench.report.analysis.claims import from_results
+    from gatebench.report.read.study_runs import collect
 
     report = study_report.write(collect(loaded, runs), commit=loaded.as_declared)
     files = list(report.files)
@@ -158,7 +158,7 @@ def load_runs(planned: Sequence[PlannedRun], combination: Combination) -> pd.Dat
 
     Their `overrides` are this combination's: a run may have been made under another spelling of the same settings.
     """
-    from gatebench.report import results
+    from gatebench.report.read import results
 
     directories = [run.directory for run in planned if run.combination == combination and run.directory is not None]
     return results.load(directories).assign(overrides=" ".join(combination.overrides))

@@ -30,10 +30,11 @@ def tables(
     """Write tables, figures, report.html and claims from the runs here or, without them, results/<study>/runs.csv."""
     from gatebench.errors import UserError
     from gatebench.paths import project_root
-    from gatebench.report import claims_table, study_report
-    from gatebench.report.claims import from_results
-    from gatebench.report.compact import RUNS
-    from gatebench.report.study_runs import collect
+    from gatebench.report import study_report
+    from gatebench.report.analysis.claims import from_results
+    from gatebench.report.read.committed_frames import RUNS
+    from gatebench.report.read.study_runs import collect
+    from gatebench.report.tables import claims_table
     from gatebench.sweep.study import load_study, study_names
 
     chosen = studies or study_names()

@@ -55,7 +55,7 @@ def tune(
 
     from rich.console import Console
 
-    from gatebench.report import tune_table
+    from gatebench.report.tables import tune_table
     from gatebench.sweep.study import load_study
     from gatebench.sweep.tuning.outcome import outcomes
     from gatebench.sweep.tuning.search import default_storage, tune_folder, with_trials

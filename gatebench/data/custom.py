@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gatebench.data.corpus import BuildOptions, CorpusPlan, Log, build_if_stale
-from gatebench.data.hub import hub_source
-from gatebench.data.local import file_pins, local_source
+from gatebench.data.hub_documents import hub_source
 from gatebench.data.presets import PRESETS
+from gatebench.data.text_files import file_pins, local_source
 from gatebench.data.tokens import corpora_dir
 from gatebench.errors import UserError
 
 
 @dataclass(frozen=True)
 class Records:
-    """How documents lie in files or records: see `gatebench.data.local.local_source`."""
+    """How documents lie in files or records: see `gatebench.data.text_files.local_source`."""
 
     format: str = "auto"
     text_field: str = "text"

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gatebench.config import DataConfig, RunConfig
-from gatebench.data.retrieval import RetrievalWindows
-from gatebench.data.synthetic import BigramBackcopy, SyntheticWindows, synthetic_heldout_windows
+from gatebench.data.backcopy import BigramBackcopy, SyntheticWindows, synthetic_heldout_windows
+from gatebench.data.retrieval_documents import RetrievalWindows
 from gatebench.data.tokens import Corpus, HeldoutWindows, TrainingWindows
 from gatebench.data.tokens import heldout_windows as corpus_heldout_windows
 from gatebench.errors import UserError

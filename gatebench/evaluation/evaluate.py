@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gatebench.data.backcopy import BigramBackcopy
 from gatebench.data.reading import DataSource, heldout_windows
-from gatebench.data.retrieval import RetrievalDocuments
-from gatebench.data.synthetic import BigramBackcopy
+from gatebench.data.retrieval_documents import RetrievalDocuments
 from gatebench.data.tokens import Corpus
 from gatebench.errors import UserError
+from gatebench.evaluation.copy_scores import copy_scores
+from gatebench.evaluation.document_answers import answer_accuracy
 from gatebench.evaluation.perplexity import domain_scores, summarize
-from gatebench.evaluation.probes import probe
-from gatebench.evaluation.retrieval import answer_accuracy
-from gatebench.evaluation.synthetic import copy_scores
+from gatebench.evaluation.probes.probe import probe
 from gatebench.training.run import NonFiniteLoss, Trained
 from gatebench.training.rundir import write_atomic, write_json
 

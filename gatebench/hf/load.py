@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from gatebench.config import ModelConfig
+from gatebench.data.backcopy import BigramBackcopy
 from gatebench.data.reading import open_run_data
-from gatebench.data.synthetic import BigramBackcopy
 from gatebench.errors import UserError
 from gatebench.hf import foreign
 from gatebench.hf.config import GatebenchConfig

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from gatebench.report import long_figures
-from gatebench.report.long_results import multiples
-from gatebench.report.long_table import SHOWN, decline_table, metric_table
-from gatebench.report.text_table import TextTable
+from gatebench.report.figures import long_figures
+from gatebench.report.read.long_results import multiples
+from gatebench.report.tables.long_table import SHOWN, decline_table, metric_table
+from gatebench.report.tables.text_table import TextTable
 
 
 def is_measured(frame: pd.DataFrame) -> bool:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from gatebench.report import compact, lr_figures, results
-from gatebench.report.fair_tuning import fair_tuning_table
-from gatebench.report.lr_curves import LEARNING_RATE, lr_curves
-from gatebench.report.lr_table import lr_table
-from gatebench.report.stability_table import stability_table
-from gatebench.report.text_table import TextTable
+from gatebench.report.analysis.lr_curves import LEARNING_RATE, lr_curves
+from gatebench.report.figures import lr_figures
+from gatebench.report.read import committed_frames as compact
+from gatebench.report.read import results
+from gatebench.report.tables.fair_tuning_table import fair_tuning_table
+from gatebench.report.tables.lr_table import lr_table
+from gatebench.report.tables.stability_table import stability_table
+from gatebench.report.tables.text_table import TextTable
 from gatebench.sweep.study import Study
 
 

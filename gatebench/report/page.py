@@ -17,12 +17,12 @@ from PIL import Image
 from gatebench.config import differences
 from gatebench.errors import UserError
 from gatebench.recipes import make_run, to_yaml
-from gatebench.report import claims_table
-from gatebench.report.claims import ClaimResult
-from gatebench.report.comparison import MetricRow
-from gatebench.report.flags import flag_text, run_flags
-from gatebench.report.rendering import verdict_cell
-from gatebench.report.wording import header_lines, number, p_value, scale
+from gatebench.report.analysis.claims import ClaimResult
+from gatebench.report.analysis.comparison import MetricRow
+from gatebench.report.analysis.flags import flag_text, run_flags
+from gatebench.report.tables import claims_table
+from gatebench.report.tables.comparison_table import verdict_cell
+from gatebench.report.tables.text import header_lines, number, p_value, scale
 from gatebench.sweep.study import Study
 
 if TYPE_CHECKING:

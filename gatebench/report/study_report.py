@@ -15,35 +15,26 @@ import pandas as pd
 from rich.console import RenderableType
 
 from gatebench import variants as registry
-from gatebench.report import (
-    benchmark_table,
-    compact,
-    comparison,
-    factors,
-    figure1,
-    figures,
-    long_report,
-    lr_report,
-    page,
-    probe_figures,
-    results,
-    settings_figure,
-    settings_table,
-    spikes,
-    tables,
-)
-from gatebench.report.claims import ClaimResult
-from gatebench.report.comparison import ComparisonTable
-from gatebench.report.factors import FactorAnalysis
-from gatebench.report.flags import distinct
+from gatebench.report import long_report, lr_report, page
+from gatebench.report.analysis import comparison, factors, spikes
+from gatebench.report.analysis.claims import ClaimResult
+from gatebench.report.analysis.comparison import ComparisonTable
+from gatebench.report.analysis.factors import FactorAnalysis
+from gatebench.report.analysis.flags import distinct
+from gatebench.report.analysis.lr_curves import MIN_RATES
+from gatebench.report.figures import comparison_figures as figures
+from gatebench.report.figures import figure1, probe_figures, settings_figure
 from gatebench.report.folders import folder_name
-from gatebench.report.lr_curves import MIN_RATES
-from gatebench.report.paper_table import PaperTable
-from gatebench.report.probe_files import at_the_end
-from gatebench.report.rendering import without_nan
-from gatebench.report.settings_table import SettingsTable
-from gatebench.report.study_runs import StudyRuns
-from gatebench.report.text_table import TextTable
+from gatebench.report.read import committed_frames as compact
+from gatebench.report.read import results
+from gatebench.report.read.probe_files import at_the_end
+from gatebench.report.read.study_runs import StudyRuns
+from gatebench.report.tables import benchmark_table, settings_table
+from gatebench.report.tables import paper_tables as tables
+from gatebench.report.tables.comparison_table import without_nan
+from gatebench.report.tables.paper_table import PaperTable
+from gatebench.report.tables.settings_table import SettingsTable
+from gatebench.report.tables.text_table import TextTable
 from gatebench.sweep.study import Combination, Study
 
 MAX_DRAWN = 12

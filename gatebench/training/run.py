@@ -23,9 +23,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model
 
 from gatebench.config import RunConfig
+from gatebench.data.backcopy import BigramBackcopy
 from gatebench.data.reading import DataSource, open_run_data
-from gatebench.data.retrieval import RetrievalDocuments
-from gatebench.data.synthetic import BigramBackcopy
+from gatebench.data.retrieval_documents import RetrievalDocuments
 from gatebench.data.tokens import Corpus
 from gatebench.errors import UserError
 from gatebench.model.accounting import Accounting, account

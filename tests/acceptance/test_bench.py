@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gatebench.cli import app
-from gatebench.training.benchmark import Contender, take_turns
+from gatebench.training.speed import Contender, take_turns
 
 
 def bench(recipe: str, *words: str) -> dict[str, Any]:

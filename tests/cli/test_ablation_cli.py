@@ -49,7 +49,10 @@ def test_comparisons_do_not_overwrite_each_other(
     monkeypatch.setenv("GATEBENCH_ROOT", str(tmp_path))
     monkeypatch.setenv("GATEBENCH_RUNS", str(tmp_path / "runs"))
     monkeypatch.setattr(launch, "run_all", Trainer())
-    monkeypatch.setattr("gatebench.report.figures.write", lambda *arguments: [])  # drawing is tested elsewhere
+    # drawing is tested elsewhere
+    monkeypatch.setattr(
+        "gatebench.report.figures.comparison_figures.write", lambda *arguments: []
+    )  # drawing is tested elsewhere
     command = ["gatebench", "ablation", "--recipe", "sink_lab", "--seeds", "2"]
     for words in (
         "--variant g1_headwise",

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gatebench.errors import UserError
-from gatebench.evaluation.benchmarks import hub
+from gatebench.evaluation.benchmarks import availability as hub
 from gatebench.evaluation.benchmarks.checkpoint import Checkpoint
 from gatebench.evaluation.benchmarks.suites import CHOICE
 from tests.cli.commands import Command

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gatebench.model import build
-from gatebench.report.params_table import millions
+from gatebench.report.tables.params_table import millions
 from tests.cli.commands import Command
 
 call = Command("params")

@@ -12,7 +12,9 @@ import pytest
 
 from gatebench.errors import UserError
 from gatebench.evaluation.evaluate import evaluate
-from gatebench.report import intervention_table, probe_figures, probe_files
+from gatebench.report.figures import probe_figures
+from gatebench.report.read import probe_files
+from gatebench.report.tables import intervention_table
 from gatebench.sweep.plan import plan
 from gatebench.sweep.study import load_study
 from gatebench.training.run import run as train

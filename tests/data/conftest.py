@@ -13,7 +13,7 @@ import pytest
 
 from gatebench.data.corpus import BuildOptions, CorpusPlan, build_corpus
 from gatebench.data.documents import TextSource
-from gatebench.data.local import local_source
+from gatebench.data.text_files import local_source
 from gatebench.data.tokens import Corpus
 from tests.tiny_corpus import build_tiny_corpus
 

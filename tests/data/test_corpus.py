@@ -9,7 +9,7 @@ import pytest
 
 from gatebench.data.corpus import BuildOptions, CorpusPlan, build_corpus, build_if_stale
 from gatebench.data.documents import Document, TextSource
-from gatebench.data.local import local_source
+from gatebench.data.text_files import local_source
 from gatebench.data.tokens import Corpus
 from gatebench.errors import UserError
 from tests.data.conftest import Build, decoded, prose

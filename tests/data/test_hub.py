@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gatebench.data.hub import hub_source
+from gatebench.data.hub_documents import hub_source
 from gatebench.errors import UserError
 
 

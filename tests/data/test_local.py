@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gatebench.data.documents import Document
-from gatebench.data.local import file_pins, local_source
+from gatebench.data.text_files import file_pins, local_source
 from gatebench.errors import UserError
 
 

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from gatebench.config import DataConfig, RetrievalConfig
 from gatebench.data.reading import training_windows
-from gatebench.data.retrieval import WORDINGS, RetrievalDocuments, RetrievalWindows, draw_numbers
+from gatebench.data.retrieval_documents import WORDINGS, RetrievalDocuments, RetrievalWindows, draw_numbers
 from gatebench.data.tokens import Corpus, TrainingWindows
 from gatebench.errors import UserError
-from gatebench.evaluation.retrieval import N_DOCUMENTS, answer_accuracy
-from gatebench.evaluation.ruler.wording import wording
+from gatebench.evaluation.document_answers import N_DOCUMENTS, answer_accuracy
+from gatebench.evaluation.ruler.templates import wording
 from gatebench.recipes import make_run
 from tests.training.tiny_run import tiny_corpus
 

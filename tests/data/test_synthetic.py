@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from gatebench.config import SYNTHETIC_CORPORA, SyntheticConfig
+from gatebench.data.backcopy import MOVE_BITS, TRIGGER_BITS, BigramBackcopy, SyntheticWindows
 from gatebench.data.reading import heldout_windows, open_data, training_windows
-from gatebench.data.synthetic import MOVE_BITS, TRIGGER_BITS, BigramBackcopy, SyntheticWindows
 from gatebench.errors import UserError
 from gatebench.recipes import make_run, run_from_yaml, to_yaml
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from gatebench.evaluation.activations import QUANTITIES, ActivationStats, SdpaOutputStats, ValueNorms
-from gatebench.evaluation.probes import ProbeResult, probe
+from gatebench.evaluation.probes.activations import QUANTITIES, ActivationStats, SdpaOutputStats, ValueNorms
+from gatebench.evaluation.probes.probe import ProbeResult, probe
 from gatebench.model.transformer import Transformer
 from tests.model.shapes import EVERY_VARIANT, build, token_ids
 

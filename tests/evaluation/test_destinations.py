@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_model
 from torch import Tensor
 
-from gatebench.evaluation import destinations as module
-from gatebench.evaluation.destinations import DESTINATIONS, DestinationStats, destinations, skipped_queries
-from gatebench.evaluation.probes import ProbeResult, probe
+from gatebench.evaluation.probes import destinations as module
+from gatebench.evaluation.probes.destinations import DESTINATIONS, DestinationStats, destinations, skipped_queries
+from gatebench.evaluation.probes.probe import ProbeResult, probe
 from gatebench.model.build import build_run_model
 from gatebench.model.kernels import attention_map
 from gatebench.model.transformer import Transformer
@@ -234,7 +234,7 @@ def test_a_gate_at_half_halves_the_output_at_its_own_place() -> None:
 
 def test_values_of_triggers_and_of_ordinary_tokens() -> None:
     """First token 5, a trigger 1, two ordinary tokens 3 and 2; a first token that is a trigger is the first."""
-    from gatebench.evaluation.activations import ValueNorms
+    from gatebench.evaluation.probes.activations import ValueNorms
 
     raw = torch.tensor([5.0, 1.0, 3.0, 2.0]).view(1, 4, 1, 1)
     for first_is_one in (False, True):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from gatebench.evaluation.gate_scores import GateStats, gate_arrays, gate_spread, gate_summary
-from gatebench.evaluation.interventions import mean_gate_scores
-from gatebench.evaluation.probes import probe
+from gatebench.evaluation.probes.gate_scores import GateStats, gate_arrays, gate_spread, gate_summary
+from gatebench.evaluation.probes.interventions import mean_gate_scores
+from gatebench.evaluation.probes.probe import probe
 from tests.model.shapes import build, token_ids
 
 CPU = torch.device("cpu")

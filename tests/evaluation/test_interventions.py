@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from gatebench.data.tokens import IGNORED_TARGET
 from gatebench.errors import UserError
-from gatebench.evaluation.hooks import scores_replaced
-from gatebench.evaluation.intervention_effects import NONE, effects, loss_change
-from gatebench.evaluation.interventions import (
+from gatebench.evaluation.probes.hooks import scores_replaced
+from gatebench.evaluation.probes.intervention_effects import NONE, effects, loss_change
+from gatebench.evaluation.probes.interventions import (
     KINDS,
     Intervention,
     blocked_first_key,
@@ -24,7 +24,7 @@ from gatebench.evaluation.interventions import (
     residual_quantiles,
     zeroed_first_value,
 )
-from gatebench.evaluation.probes import probe
+from gatebench.evaluation.probes.probe import probe
 from gatebench.model.kernels import attention_map
 from gatebench.model.transformer import Transformer
 from tests.model.shapes import EVERY_VARIANT, build, token_ids, use_eager

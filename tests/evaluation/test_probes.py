@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gatebench.evaluation.probes import (
+from gatebench.evaluation.probes.probe import (
     GateStats,
     ProbeResult,
     attention_to_first_keys,

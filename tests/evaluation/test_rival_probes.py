@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gatebench.evaluation.interventions import blocked_first_key, parse, zeroed_first_value
-from gatebench.evaluation.probes import probe
-from gatebench.evaluation.sinks import attention_maps, uniform_first_token_share
+from gatebench.evaluation.probes.interventions import blocked_first_key, parse, zeroed_first_value
+from gatebench.evaluation.probes.probe import probe
+from gatebench.evaluation.probes.sinks import attention_maps, uniform_first_token_share
 from gatebench.model.kernels import KERNELS
 from gatebench.model.transformer import Transformer
 from tests.model.shapes import build, token_ids

@@ -15,9 +15,9 @@ from safetensors.torch import load_model
 from torch import Tensor
 
 from gatebench.errors import UserError
-from gatebench.evaluation.hooks import method_replaced
-from gatebench.evaluation.probes import probe
-from gatebench.evaluation.sinks import (
+from gatebench.evaluation.probes.hooks import method_replaced
+from gatebench.evaluation.probes.probe import probe
+from gatebench.evaluation.probes.sinks import (
     SinkStats,
     attention_maps,
     attention_to_first_keys,
@@ -194,7 +194,7 @@ def test_a_map_that_is_not_there_or_too_large_is_refused(layers: list[int], leng
 PEAK = """
 import json, resource, sys
 import torch
-from gatebench.evaluation.probes import probe
+from gatebench.evaluation.probes.probe import probe
 from tests.model.shapes import build, token_ids
 torch.set_num_threads(1)
 model = build("g1_headwise", n_layers=1)

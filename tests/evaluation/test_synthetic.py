@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from gatebench.config import SyntheticConfig
+from gatebench.data.backcopy import BigramBackcopy
 from gatebench.data.reading import heldout_windows
-from gatebench.data.synthetic import BigramBackcopy
+from gatebench.evaluation.copy_scores import CopyScores, copy_scores
 from gatebench.evaluation.perplexity import domain_scores
-from gatebench.evaluation.synthetic import CopyScores, copy_scores
 
 PROCESS = BigramBackcopy(SyntheticConfig(n_tokens=16, n_triggers=2, trigger_rate=0.2))
 WINDOWS = heldout_windows(PROCESS, PROCESS.name, 64, max_tokens=64 * 100)

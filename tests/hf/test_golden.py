@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import gatebench.hf
-from gatebench.evaluation.sinks import attention_maps
+from gatebench.evaluation.probes.sinks import attention_maps
 from tests.model.test_released_code import GOLDEN, VARIANT
 
 kinds = pytest.mark.parametrize("kind", VARIANT)

@@ -11,9 +11,9 @@ import torch
 
 import gatebench.hf
 from gatebench.data.tokens import Corpus
-from gatebench.evaluation import checkpoint_probes
-from gatebench.evaluation.checkpoint_probes import text_windows
-from gatebench.evaluation.probes import probe as probe_model
+from gatebench.evaluation.probes import checkpoint_probes
+from gatebench.evaluation.probes.checkpoint_probes import text_windows
+from gatebench.evaluation.probes.probe import probe as probe_model
 from gatebench.hf.tokenizer import corpus_tokenizer
 from tests.cli.commands import Command
 from tests.hf.models import wrapped

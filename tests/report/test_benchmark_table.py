@@ -12,9 +12,12 @@ import pandas as pd
 import pytest
 
 from gatebench.errors import UserError
-from gatebench.report import benchmark_table, compact, results, tables
-from gatebench.report.benchmark_results import at_chance, columns
-from gatebench.report.benchmark_table import ASKED_DIFFERENTLY, GUESSED
+from gatebench.report.read import committed_frames as compact
+from gatebench.report.read import results
+from gatebench.report.read.benchmark_results import at_chance, columns
+from gatebench.report.tables import benchmark_table
+from gatebench.report.tables import paper_tables as tables
+from gatebench.report.tables.benchmark_table import ASKED_DIFFERENTLY, GUESSED
 from tests.report.synthetic_runs import summary, write_run
 
 VARIANTS = {"baseline": 0.30, "g1_headwise": 0.36}

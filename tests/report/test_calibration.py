@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 from scipy import stats as scipy_stats
 
-from gatebench.report import results
-from gatebench.report.comparison import compare
+from gatebench.report.analysis.comparison import compare
+from gatebench.report.read import results
 from tests.report.synthetic_runs import DOMAINS, summary
 
 pytestmark = pytest.mark.slow

@@ -11,10 +11,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from gatebench.report import claims_table, results
-from gatebench.report.claim_tests import AtHighestRate, Compare, Ranks, Same, Sensitivity, Sink, Speed
-from gatebench.report.claims import CLAIMS, Claim, ClaimVerdict, Evidence, evaluate, judge, verdict
-from gatebench.report.lr_curves import LEARNING_RATE
+from gatebench.report.analysis.claim_tests import AtHighestRate, Compare, Ranks, Same, Sensitivity, Sink, Speed
+from gatebench.report.analysis.claims import CLAIMS, Claim, ClaimVerdict, Evidence, evaluate, judge, verdict
+from gatebench.report.analysis.lr_curves import LEARNING_RATE
+from gatebench.report.read import results
+from gatebench.report.tables import claims_table
 from gatebench.sweep.study import load_study
 from tests.report.synthetic_runs import diverged, summary, uniform_floor
 

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from gatebench.errors import UserError
-from gatebench.report import compact, results
+from gatebench.report.read import committed_frames as compact
+from gatebench.report.read import results
 from tests.report.synthetic_runs import diverged, summary, write_run
 
 

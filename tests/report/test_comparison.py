@@ -14,8 +14,8 @@ import pytest
 from rich.console import Console
 
 from gatebench.errors import UserError
-from gatebench.report import results
-from gatebench.report.comparison import ComparisonTable, compare
+from gatebench.report.analysis.comparison import ComparisonTable, compare
+from gatebench.report.read import results
 from tests.report.synthetic_runs import diverged, summary, write_run, write_study
 
 THREE_SEEDS = {

@@ -11,7 +11,8 @@ import pytest
 
 from gatebench.errors import UserError
 from gatebench.gatespec import factorial
-from gatebench.report import factors, results
+from gatebench.report.analysis import factors
+from gatebench.report.read import results
 from tests.report.synthetic_runs import diverged, summary
 
 POSITION = {"g1": -3.0, "g2": -1.0, "g3": 1.0, "g4": 1.0, "g5": 2.0}

@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gatebench.report import figure1, results
-from gatebench.report.style import drawing
+from gatebench.report.figures import figure1
+from gatebench.report.figures.style import drawing
+from gatebench.report.read import results
 from tests.report.synthetic_runs import summary
 
 

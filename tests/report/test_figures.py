@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 
 from gatebench.errors import UserError
-from gatebench.report import figures, results
-from gatebench.report.style import variant_style
+from gatebench.report.figures import comparison_figures as figures
+from gatebench.report.figures.style import variant_style
+from gatebench.report.read import results
 from tests.report.synthetic_runs import diverged, write_run, write_study
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from gatebench.report.flags import comparison_flags, flag_text
+from gatebench.report.analysis.flags import comparison_flags, flag_text
 from tests.report.synthetic_runs import diverged, summary
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gatebench.report.intervention_table import Change, Row
+from gatebench.report.tables.intervention_table import Change, Row
 
 
 @pytest.mark.parametrize(

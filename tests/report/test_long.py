@@ -10,8 +10,11 @@ import pandas as pd
 import pytest
 
 from gatebench.errors import UserError
-from gatebench.report import long_figures, long_report, long_results, results, tables
-from gatebench.report.long_table import decline_table, lines, metric_table
+from gatebench.report import long_report
+from gatebench.report.figures import long_figures
+from gatebench.report.read import long_results, results
+from gatebench.report.tables import paper_tables as tables
+from gatebench.report.tables.long_table import decline_table, lines, metric_table
 from tests.report.synthetic_runs import summary
 
 SHARES = {"baseline": 0.50, "g1_headwise": 0.05, "g1_elementwise": 0.10, "softmax1": 0.02, "sink_logits": 0.03}

@@ -11,9 +11,10 @@ import pandas as pd
 import pytest
 
 from gatebench import paper, variants
-from gatebench.report import results, tables
-from gatebench.report.paper_table import Column, PaperTable
-from gatebench.report.paper_table_rendering import to_html, to_latex, to_markdown
+from gatebench.report.read import results
+from gatebench.report.tables import paper_tables as tables
+from gatebench.report.tables.paper_table import Column, PaperTable
+from gatebench.report.tables.paper_table_rendering import to_html, to_latex, to_markdown
 from tests.report.synthetic_runs import diverged, summary
 
 TASKS = ("hellaswag", "mmlu", "gsm8k", "humaneval", "ceval", "cmmlu")

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from gatebench.errors import UserError
-from gatebench.report import results
+from gatebench.report.read import results
 from tests.report.synthetic_runs import diverged, summary, write_run, write_study
 
 

@@ -10,8 +10,10 @@ import pandas as pd
 import pytest
 
 from gatebench.errors import UserError
-from gatebench.report import results, settings_figure, settings_table
-from gatebench.report.settings_table import Setting
+from gatebench.report.figures import settings_figure
+from gatebench.report.read import results
+from gatebench.report.tables import settings_table
+from gatebench.report.tables.settings_table import Setting
 from tests.report.synthetic_runs import diverged, summary, write_run
 
 LABELS = {"baseline": "Baseline", "g1_headwise": "Headwise"}

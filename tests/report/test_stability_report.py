@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from gatebench.cli import app
 from gatebench.report import lr_report
-from gatebench.report.spikes import CURVES
+from gatebench.report.analysis.spikes import CURVES
 from gatebench.sweep.plan import PlannedRun
 from gatebench.sweep.study import load_study
 from tests.report.study_root import make_root, write_study_runs

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from gatebench.errors import UserError
-from gatebench.report import stats
+from gatebench.report.analysis import stats
 
 
 def compared(baseline: dict[int, float], variant: dict[int, float]) -> stats.Comparison:

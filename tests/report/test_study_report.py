@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 
 from gatebench.cli import app
 from gatebench.errors import UserError
-from gatebench.report import compact, results, study_runs
+from gatebench.report.read import committed_frames as compact
+from gatebench.report.read import results, study_runs
 from gatebench.sweep.plan import PlannedRun
 from gatebench.sweep.study import load_study
 from tests.report.study_root import FLOOR, make_root, write_study_runs

@@ -16,9 +16,10 @@ from rich.console import Console
 
 from gatebench import paper, variants
 from gatebench.errors import UserError
-from gatebench.report import results, tables
-from gatebench.report.comparison import compare
-from gatebench.report.paper_table import Estimate, PaperTable
+from gatebench.report.analysis.comparison import compare
+from gatebench.report.read import results
+from gatebench.report.tables import paper_tables as tables
+from gatebench.report.tables.paper_table import Estimate, PaperTable
 from tests.report.synthetic_runs import diverged, summary, uniform_floor, write_run
 
 FLOOR = uniform_floor(128)

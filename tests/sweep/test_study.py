@@ -11,7 +11,7 @@ from gatebench import variants
 from gatebench.errors import UserError
 from gatebench.paths import project_root
 from gatebench.recipes import parse_yaml
-from gatebench.report.tables import check_available
+from gatebench.report.tables.paper_tables import check_available
 from gatebench.sweep.plan import cost, plan, train_seconds
 from gatebench.sweep.study import Study, load_study, study_names
 

@@ -19,12 +19,12 @@ from gatebench.model.build import build_run_model
 from gatebench.model.moe import take_routings
 from gatebench.recipes import make_run
 from gatebench.training import run as run_module
-from gatebench.training.benchmark import dense_counterpart
 from gatebench.training.callbacks import MetricsWriter
 from gatebench.training.datamodule import MicroBatches
 from gatebench.training.hardware import compile_blocks
 from gatebench.training.module import LanguageModel, RouterStatistics
 from gatebench.training.router_metrics import RouterMetrics
+from gatebench.training.speed import dense_counterpart
 from tests.training.test_resume import Killed, kill_after
 from tests.training.tiny_run import (
     RunTiny,

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from gatebench.data.synthetic import BigramBackcopy
+from gatebench.data.backcopy import BigramBackcopy
 from gatebench.errors import UserError
 from gatebench.evaluation.evaluate import evaluate
 from gatebench.recipes import make_run
-from gatebench.report import results
+from gatebench.report.read import results
 from gatebench.training import run as run_module
 from gatebench.training.run import DOMAIN_METRICS, METRICS, SYNTHETIC_METRICS, metric_names, prepare, run
 from tests.training.tiny_run import assert_same_result

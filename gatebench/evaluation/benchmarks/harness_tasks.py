@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import lm_eval.tasks
 
 from gatebench.errors import UserError, nearest
-from gatebench.evaluation.benchmarks.hub import is_here, missing
+from gatebench.evaluation.benchmarks.availability import is_here, missing
 from gatebench.evaluation.benchmarks.scores import Scores, from_harness
 from gatebench.evaluation.benchmarks.suites import PAPER
 

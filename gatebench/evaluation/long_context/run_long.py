@@ -14,7 +14,6 @@ from gatebench.config import RopeScalingConfig
 from gatebench.data.tokens import Corpus
 from gatebench.errors import UserError
 from gatebench.evaluation import ruler
-from gatebench.evaluation.interventions import Intervention
 from gatebench.evaluation.long_context.positions import (
     N_BINS,
     by_position,
@@ -23,13 +22,14 @@ from gatebench.evaluation.long_context.positions import (
     token_losses,
     windows_of,
 )
-from gatebench.evaluation.long_context.retrieval import (
+from gatebench.evaluation.long_context.ruler_scores import (
     DEPTH_TASK,
     Setting,
     answered,
     tasks_that_fit,
 )
-from gatebench.evaluation.probes import probe
+from gatebench.evaluation.probes.interventions import Intervention
+from gatebench.evaluation.probes.probe import probe
 from gatebench.model.rope import Rope
 from gatebench.model.transformer import Transformer
 from gatebench.training.extension import length_of

@@ -10,7 +10,7 @@ from gatebench.evaluation.ruler.needles import NeedleTask
 from gatebench.evaluation.ruler.samples import TASKS, depth_grid, facts, generate
 from gatebench.evaluation.ruler.scoring import sample_scores, score
 from gatebench.evaluation.ruler.task import NVIDIA_DIGITS, Needle, Sample, Task
-from gatebench.evaluation.ruler.wording import WORDINGS
+from gatebench.evaluation.ruler.templates import WORDINGS
 
 __all__ = [
     "NVIDIA_DIGITS",

@@ -9,9 +9,9 @@ from itertools import accumulate
 from random import Random
 from typing import ClassVar, Literal
 
-from gatebench.data.retrieval import draw_numbers
+from gatebench.data.retrieval_documents import draw_numbers
 from gatebench.evaluation.ruler.task import Draft, Setting, Task, find_needles
-from gatebench.evaluation.ruler.wording import Wording
+from gatebench.evaluation.ruler.templates import Wording
 
 DEPTHS = tuple(round(i * 100 / 39) / 100 for i in range(40))
 """Where RULER puts needles in running text."""

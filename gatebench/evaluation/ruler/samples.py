@@ -12,8 +12,8 @@ from gatebench.evaluation.ruler.haystack import Haystack
 from gatebench.evaluation.ruler.needles import NeedleTask
 from gatebench.evaluation.ruler.questions import QuestionAnswering
 from gatebench.evaluation.ruler.task import NVIDIA_DIGITS, Draft, Sample, Setting, Task
+from gatebench.evaluation.ruler.templates import wording as wording_of
 from gatebench.evaluation.ruler.variables import VariableTracking
-from gatebench.evaluation.ruler.wording import wording as wording_of
 from gatebench.evaluation.ruler.words import CommonWords, FrequentWords
 
 TASKS: dict[str, Task] = {

@@ -10,7 +10,7 @@ from random import Random
 from typing import ClassVar, Literal
 
 from gatebench.evaluation.ruler.haystack import Haystack
-from gatebench.evaluation.ruler.wording import Wording
+from gatebench.evaluation.ruler.templates import Wording
 
 NVIDIA_DIGITS = 7
 """NVIDIA's `num_digits`."""

@@ -8,7 +8,7 @@ from random import Random
 from typing import ClassVar
 
 from gatebench.evaluation.ruler.task import Draft, Setting, Task, find_needles
-from gatebench.evaluation.ruler.wording import Wording
+from gatebench.evaluation.ruler.templates import Wording
 
 N_HOPS = 4
 EXAMPLE_NOISE = 50

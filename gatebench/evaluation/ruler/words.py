@@ -9,7 +9,7 @@ from random import Random
 from typing import ClassVar
 
 from gatebench.evaluation.ruler.task import Draft, Setting, Task
-from gatebench.evaluation.ruler.wording import Wording
+from gatebench.evaluation.ruler.templates import Wording
 
 N_COMMON = 10
 N_FREQUENT = 3

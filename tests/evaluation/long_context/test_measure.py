@@ -14,12 +14,12 @@ import torch
 from gatebench.config import RetrievalConfig, RopeScalingConfig
 from gatebench.errors import UserError
 from gatebench.evaluation.generation import completer
-from gatebench.evaluation.interventions import parse
 from gatebench.evaluation.long_context import run_long
-from gatebench.evaluation.long_context.retrieval import Setting, tasks_that_fit, uncached_completer
+from gatebench.evaluation.long_context.ruler_scores import Setting, tasks_that_fit, uncached_completer
 from gatebench.evaluation.long_context.run_long import Condition, Request, measure, stretched
-from gatebench.evaluation.run_probes import open_run
-from gatebench.report import long_results, results
+from gatebench.evaluation.probes.interventions import parse
+from gatebench.evaluation.probes.run_probes import open_run
+from gatebench.report.read import long_results, results
 from gatebench.training.run import Trained
 from tests.cli.commands import Command
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gatebench.config import RetrievalConfig
-from gatebench.data.retrieval import RetrievalDocuments
+from gatebench.data.retrieval_documents import RetrievalDocuments
 from gatebench.data.tokens import Corpus
 from gatebench.errors import UserError
 from gatebench.evaluation.evaluate import evaluate

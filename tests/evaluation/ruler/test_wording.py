@@ -8,7 +8,8 @@ import random
 import pytest
 
 from gatebench.errors import UserError
-from gatebench.evaluation.ruler import generate, wording
+from gatebench.evaluation.ruler import generate
+from gatebench.evaluation.ruler import templates as wording
 from tests.evaluation.ruler.prompts import HAYSTACK, encode
 
 

@@ -1,0 +1,1 @@
+"""Measurements on trained models: sinks, activations, gate scores, interventions."""

@@ -1,0 +1,1 @@
+"""What follows from runs: statistics, flags, comparisons, factors, claims."""

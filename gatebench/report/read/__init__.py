@@ -1,0 +1,1 @@
+"""Read finished runs, committed frames and probes."""

@@ -1,0 +1,1 @@
+"""Tables, one module each, and the forms in which all are printed."""
