@@ -18,7 +18,7 @@ PACKAGE = ROOT / "gatebench"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Anyone may import these; they import only one another.
-BASE = {"errors", "paths", "config", "recipes", "gatespec", "design", "validation", "variants", "paper"}
+BASE = {"errors", "files", "paths", "config", "recipes", "gatespec", "design", "validation", "variants", "paper"}
 # Each of these imports from those to its left and from BASE.
 LAYERS = ["model", "data", "training", "hf", "evaluation", "sweep", "report", "cli"]
 

@@ -19,8 +19,9 @@ from gatebench.evaluation.copy_scores import copy_scores
 from gatebench.evaluation.document_answers import answer_accuracy
 from gatebench.evaluation.perplexity import domain_scores, summarize
 from gatebench.evaluation.probes.probe import probe
+from gatebench.files import write_atomic
 from gatebench.training.run import NonFiniteLoss, Trained
-from gatebench.training.rundir import write_atomic, write_json
+from gatebench.training.rundir import write_json
 
 
 def full_windows(corpus: DataSource, seq_len: int, *, bos: bool, n_tokens: int) -> NDArray[np.int64]:

@@ -10,7 +10,8 @@ from typing import Any, TextIO
 
 from gatebench.config import RunConfig
 from gatebench.errors import UserError
-from gatebench.training.rundir import RunDirectory, write_atomic
+from gatebench.files import write_atomic
+from gatebench.training.rundir import RunDirectory
 
 Listener = Callable[[list[dict[str, Any]]], None]
 

@@ -22,6 +22,7 @@ from typing import Any, Literal
 from gatebench import recipes
 from gatebench.config import RunConfig, differences
 from gatebench.errors import UserError
+from gatebench.files import write_atomic
 
 _CHECKPOINT = re.compile(r"step_(\d+)\.ckpt")
 _SNAPSHOT = re.compile(r"weights_(\d+)\.safetensors")
@@ -219,21 +220,6 @@ class RunLog:
             return os.path.samestat(os.fstat(sys.stderr.fileno()), os.stat(self.path))
         except (OSError, ValueError):
             return False
-
-
-def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write `content` to `path` so that a reader, or a crash, sees the old file or the new one and never a part."""
-    temporary = path.with_name(path.name + ".tmp")
-    data = content.encode() if isinstance(content, str) else content
-    try:
-        with open(temporary, "wb") as handle:
-            handle.write(data)
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def write_json(path: Path, content: Any) -> None:

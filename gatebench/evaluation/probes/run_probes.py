@@ -25,12 +25,13 @@ from gatebench.evaluation.probes.intervention_effects import effects
 from gatebench.evaluation.probes.interventions import Intervention
 from gatebench.evaluation.probes.probe import ProbeResult, probe
 from gatebench.evaluation.probes.sinks import attention_maps
+from gatebench.files import write_atomic
 from gatebench.model.build import build_run_model
 from gatebench.model.transformer import Transformer
 from gatebench.training.extension import initial_model
 from gatebench.training.hardware import resolve_accelerator
 from gatebench.training.run import Trained
-from gatebench.training.rundir import RunDirectory, write_atomic, write_json
+from gatebench.training.rundir import RunDirectory, write_json
 
 FOLDER = "probe"
 N_MAP_WINDOWS = 16

@@ -1,0 +1,210 @@
+"""How each form prints a block of a document: terminal, Markdown, LaTeX, HTML. Nothing else knows how a form looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from gatebench.report.tables.blocks import (
+    AT_CHANCE,
+    MARKS,
+    Block,
+    Cell,
+    Heading,
+    Legend,
+    Lines,
+    Notes,
+    Paragraph,
+    Sentences,
+    Table,
+)
+
+_LATEX_MARKS = {"✓": "$^{+}$", "✗": "$^{-}$", "~": "$^{\\sim}$", AT_CHANCE: "$^{\\circ}$"}
+_LATEX_ESCAPES = (
+    {letter: f"\\{letter}" for letter in "&%$#_{}"}
+    | {
+        "\\": r"\textbackslash{}",
+        "^": r"\textasciicircum{}",
+        "±": r"$\pm$",
+        "×": r"$\times$",
+        "σ": r"$\sigma$",
+        "<": "$<$",
+        ">": "$>$",
+        "|": r"$\vert$",
+    }
+    | _LATEX_MARKS
+)
+_STYLES = {
+    "better": "bold green",
+    "worse": "bold red",
+    "not resolvable": "yellow",
+    "supported": "bold green",
+    "contradicted": "bold red",
+    "not tested": "dim",
+    "paper": "cyan",
+}
+"""Of a cell's style, in a terminal; HTML has it as a class."""
+
+
+def latex_text(text: str) -> str:
+    """The text with what LaTeX minds spelled out."""
+    return "".join(_LATEX_ESCAPES.get(letter, letter) for letter in text)
+
+
+def prose(block: Block) -> Iterator[str]:
+    """The sentences of what is no table."""
+    if isinstance(block, Notes):
+        yield from (note.sentence for note in block.notes)
+    elif isinstance(block, Sentences):
+        yield from block.lines
+    elif isinstance(block, Lines):
+        yield from (f"{line.strip()}." for line in block.lines)
+    elif isinstance(block, Paragraph | Legend):
+        yield block.text
+
+
+def in_terminal(block: Block, title: str) -> Iterator[RenderableType]:
+    """What a terminal shows of a block; ``title`` is of a table that has none."""
+    if isinstance(block, Table):
+        yield _rich_table(block, block.title or title)
+    elif isinstance(block, Notes):
+        yield from (Text(f"! {note.text}", style="red" if note.blocking else "yellow") for note in block.notes)
+    elif isinstance(block, Sentences):
+        yield from (Text(line, style="" if i else "bold") for i, line in enumerate(block.lines))
+    elif isinstance(block, Lines):
+        yield from map(Text, block.lines)
+    elif isinstance(block, Heading):
+        yield Text(block.text, style="bold")
+    elif block.in_terminal:
+        yield Text(block.text, style="dim")
+
+
+def _rich_table(table: Table, title: str) -> RichTable:
+    rich = RichTable(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    rich.pad_edge, rich.collapse_padding = False, True
+    for column in table.columns:
+        rich.add_column(column.title, justify="left" if column.words else "right", overflow="fold")
+    groups = max(0, table.n_words - 1)
+    last: tuple[str, ...] = ()
+    for row in table.rows:
+        words = tuple(cell.text for cell in row)
+        same = [bool(last) and last[: i + 1] == words[: i + 1] for i in range(groups)]
+        if same and not same[0] and last:
+            rich.add_section()
+        rich.add_row(*("" if i < groups and same[i] else _rich_text(cell) for i, cell in enumerate(row)))
+        last = words
+    return rich
+
+
+def _rich_text(cell: Cell) -> Text:
+    text = Text(cell.text, style=" ".join(filter(None, (_STYLES.get(cell.style, ""), "bold" if cell.bold else ""))))
+    if cell.verdict:
+        text.append(f" {MARKS[cell.verdict]}", style=_STYLES[cell.verdict])
+    return text
+
+
+def in_markdown(block: Block) -> str:
+    """A block as Markdown, without blank lines around it."""
+    if isinstance(block, Table):
+        return "\n".join([*([f"## {block.title}", ""] if block.title else []), *markdown_table(block)])
+    if isinstance(block, Notes):
+        return "\n".join(
+            f"- **Blocks a verdict.** {note.text}." if note.blocking else f"- {note.sentence}" for note in block.notes
+        )
+    if isinstance(block, Sentences):
+        return "\n".join(f"{line if i else f'**{line}**'}  " for i, line in enumerate(block.lines))
+    if isinstance(block, Lines):
+        return "\n".join(f"  - {line.strip()}" if line.startswith(" ") else f"- {line}" for line in block.lines)
+    return f"## {block.text}" if isinstance(block, Heading) else block.text
+
+
+def markdown_table(table: Table) -> list[str]:
+    """Its lines: words to the left, numbers to the right."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.strip().replace("|", "\\|") for cell in cells) + " |"
+
+    rule = "|" + "".join("---|" if column.words else "---:|" for column in table.columns)
+    cells = [[_with_mark(f"**{cell.text}**" if cell.bold else cell.text, cell) for cell in row] for row in table.rows]
+    return [line([column.line for column in table.columns]), rule, *map(line, cells)]
+
+
+def _with_mark(text: str, cell: Cell) -> str:
+    return f"{text} {MARKS[cell.verdict]}" if cell.verdict else text
+
+
+def _spans(table: Table) -> Iterator[tuple[str, int]]:
+    """Heads of the upper of two lines, with the number of columns below each."""
+    at = 0
+    while at < len(table.columns):
+        span = table.columns[at].span
+        width = 1
+        while span and at + width < len(table.columns) and table.columns[at + width].span == span:
+            width += 1
+        yield span, width
+        at += width
+
+
+def in_latex(table: Table, caption: str, label: str) -> list[str]:
+    """The lines of a ``table`` environment with booktabs rules."""
+    lines = ["\\begin{table}", "\\centering", "\\small", f"\\caption{{{latex_text(caption)}}}"]
+    lines += [f"\\begin{{tabular}}{{{''.join('l' if c.words else 'r' for c in table.columns)}}}", "\\toprule"]
+    if any(column.span for column in table.columns):
+        heads, rules, at = [], [], 1
+        for span, width in _spans(table):
+            heads.append(f"\\multicolumn{{{width}}}{{c}}{{{latex_text(span)}}}" if span else "")
+            rules += [f"\\cmidrule(lr){{{at}-{at + width - 1}}}"] if span else []
+            at += width
+        lines += [_latex_row(heads), " ".join(rules)]
+    lines += [_latex_row(latex_text(c.under if c.span else c.line) for c in table.columns), "\\midrule"]
+    lines += [_latex_row(map(_latex_cell, row)) for row in table.rows]
+    return [*lines, "\\bottomrule", "\\end{tabular}", f"\\label{{tab:gatebench-{label}}}", "\\end{table}"]
+
+
+def _latex_row(cells: Iterable[str]) -> str:
+    return " & ".join(cells) + " \\\\"
+
+
+def _latex_cell(cell: Cell) -> str:
+    text = latex_text(cell.text)
+    return (f"\\textbf{{{text}}}" if cell.bold else text) + (_LATEX_MARKS[MARKS[cell.verdict]] if cell.verdict else "")
+
+
+def in_html(block: Block, title: str) -> Iterator[str]:
+    """The lines of a block, to be put into a page; ``title`` is of a table that has none."""
+    if isinstance(block, Table):
+        yield '<table class="paper-table">'
+        yield f"<caption>{escape(block.title or title)}</caption>"
+        yield from _html_head(block)
+        yield "<tbody>"
+        for row in block.rows:
+            pairs = zip(block.columns, row, strict=True)
+            yield f"<tr>{''.join(_html_cell(cell, 'th' if c.words else 'td') for c, cell in pairs)}</tr>"
+        yield "</tbody>\n</table>"
+    elif isinstance(block, Heading):
+        yield f"<h3>{escape(block.text)}</h3>"
+    else:
+        style = ' class="legend"' if isinstance(block, Legend) else ""
+        lines = [line.strip() for line in block.lines] if isinstance(block, Lines) else prose(block)
+        yield from (f"<p{style}>{escape(line)}</p>" for line in lines)
+
+
+def _html_head(table: Table) -> Iterator[str]:
+    if not any(column.span for column in table.columns):
+        yield f"<thead><tr>{''.join(f'<th>{escape(column.line)}</th>' for column in table.columns)}</tr></thead>"
+        return
+    above = "".join(f'<th colspan="{width}">{escape(span)}</th>' for span, width in _spans(table))
+    below = "".join(f"<th>{escape(c.under if c.span else c.line)}</th>" for c in table.columns)
+    yield f"<thead><tr>{above}</tr><tr>{below}</tr></thead>"
+
+
+def _html_cell(cell: Cell, tag: str) -> str:
+    text = f"<b>{escape(cell.text)}</b>" if cell.bold else escape(cell.text)
+    mark = f' <abbr title="{cell.verdict}">{MARKS[cell.verdict]}</abbr>' if cell.verdict else ""
+    style = f' class="{escape(cell.style)}"' if cell.style else ""
+    return f"<{tag}{style}>{text}{mark}</{tag}>"
