@@ -1,4 +1,4 @@
-"""The one exception that a user is meant to read."""
+"""The exceptions whose text a user is meant to read."""
 
 from __future__ import annotations
 
@@ -11,6 +11,25 @@ class UserError(Exception):
 
     The command line prints the message alone and exits with status 2.
     """
+
+
+class DoesNotFit(UserError):
+    """A task that a checkpoint cannot be asked: a suite goes on without it.
+
+    Its items are longer than the model's context (the harness would cut their beginnings off), or are made of text that
+    the corpus does not have.
+    """
+
+
+class EarlyExit(Exception):
+    """A command ends early, for reasons that it tells: runs have no result yet."""
+
+    def __init__(self, messages: list[str], status: int) -> None:
+        super().__init__(*messages)
+        self.messages = messages
+        """Why, a line each."""
+        self.status = status
+        """Exit status of the command: 0 where runs were submitted and not waited for."""
 
 
 def nearest(word: str, legal: Iterable[str], n: int = 3) -> str:

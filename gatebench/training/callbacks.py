@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from gatebench.config import RunConfig
+from gatebench.files import publish
 from gatebench.training.attempt import Attempt
 from gatebench.training.module import LanguageModel
 from gatebench.training.optim import lr_factor
@@ -53,6 +54,10 @@ class MetricsWriter(L.Callback):
         if trainer.is_global_zero:
             self.directory.keep_metrics(self._step)
         self._clock = time.perf_counter()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint says of the rows until its step, which are verified before a run goes on from it."""
+        return self.directory.metrics_state()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -144,9 +149,8 @@ class ResumePoints(L.Callback):
         try:
             trainer.save_checkpoint(temporary)
             if trainer.is_global_zero:
-                os.replace(temporary, final)
-                for _, old in self.directory.resume_points()[2:]:
-                    old.unlink()
+                publish(temporary, final)
+                self.directory.drop_resume_points(keep=2)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise

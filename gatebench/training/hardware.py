@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
@@ -14,8 +13,10 @@ from typing import Any
 import torch
 
 import gatebench
-from gatebench.config import RunConfig
+from gatebench.config import ModelConfig, RunConfig
 from gatebench.errors import UserError
+from gatebench.files import read_object
+from gatebench.model.accounting import Accounting
 from gatebench.model.transformer import Transformer
 from gatebench.paths import project_root
 
@@ -42,6 +43,28 @@ def check_devices(config: RunConfig, device: str) -> None:
         raise UserError("train.strategy='fsdp': legal on MPS: auto")
     if device == "mps" and train.devices > 1:
         raise UserError(f"train.devices={train.devices}: legal on MPS: 1")
+
+
+def machine_memory() -> int:
+    """Return the bytes of memory that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_memory(config: RunConfig, costs: Accounting) -> None:
+    """Refuse a model whose weights alone, fp32, are more than this machine's memory, where they are made.
+
+    Raises UserError naming the size that is furthest above its default, the bytes needed and those that there are.
+    """
+    needed, there = 4 * costs.n_params, machine_memory()
+    if needed <= there:
+        return
+    sizes = ("d_model", "ffn_dim", "vocab_size", "n_layers", "n_heads", "n_kv_heads", "head_dim")
+    default = ModelConfig()
+    key = max(sizes, key=lambda name: getattr(config.model, name) / getattr(default, name))
+    raise UserError(
+        f"model.{key}={getattr(config.model, key)}: {config.variant} has {costs.n_params:,} parameters, whose weights "
+        f"take {needed:,} bytes; this machine has {there:,}; legal: a smaller model"
+    )
 
 
 def resolve_precision(name: str, device: str) -> str:
@@ -124,7 +147,7 @@ def git_state() -> tuple[str | None, bool | None]:
     """
     snapshot = Path(gatebench.__file__).parent.parent / SNAPSHOT
     if snapshot.is_file():
-        copied = json.loads(snapshot.read_text(encoding="utf-8"))
+        copied = read_object(snapshot)
         return copied["git_commit"], copied["git_dirty"]
 
     def git(*args: str) -> str:

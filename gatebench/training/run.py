@@ -28,17 +28,19 @@ from gatebench.data.reading import DataSource, open_run_data
 from gatebench.data.retrieval_documents import RetrievalDocuments
 from gatebench.data.tokens import Corpus
 from gatebench.errors import UserError
+from gatebench.files import check_intact, is_intact
+from gatebench.metrics import evaluation_keys
 from gatebench.model.accounting import Accounting, account
 from gatebench.model.build import build_run_model
 from gatebench.model.transformer import Transformer
 from gatebench.paths import runs_dir
 from gatebench.training import hardware, loggers
-from gatebench.training.attempt import Attempt, Superseded, new_attempt, settle, shared_attempt
+from gatebench.training.attempt import Attempt, Superseded, new_attempt, settle, shared_attempt, wait_for_others
 from gatebench.training.callbacks import MetricsWriter, ResumePoints, Snapshots, StopTogether, TrainingProgress
 from gatebench.training.datamodule import TokenData
 from gatebench.training.extension import initial_model, tied_to_parent
 from gatebench.training.module import LanguageModel
-from gatebench.training.rundir import RunDirectory, RunLog, disk_full_is_a_user_error, is_disk_full, write_json
+from gatebench.training.rundir import RunDirectory, RunLog, disk_full_is_a_user_error, is_disk_full
 from gatebench.training.sharding import save_weights, trainer_strategy
 from gatebench.training.summary import run_summary
 from gatebench.training.watch import Watch
@@ -70,27 +72,10 @@ Evaluate = Callable[[Trained], dict[str, Any]]
 Raises NonFiniteLoss where there is no finite number to report.
 """
 
-METRICS = (
-    *("avg_ppl", "avg_bpb", "micro_ppl", "eval_seq_len"),
-    *(
-        "first_token_share",
-        "first_token_share_excl",
-        "first_token_floor",
-        "first_token_floor_excl",
-        "first_token_excess",
-    ),
-    *("sink_rate", "m_act", "gate_mean", "gate_closed", "gate_open", "gate_abs_logit", "probe_tokens"),
-)
-DOMAIN_METRICS = ("ppl", "bpb", "nll", "eval_tokens")
-SYNTHETIC_METRICS = ("entropy_floor", "excess_loss", "excess_loss_copy", "excess_loss_other", "copy_accuracy")
-"""What an evaluation returns, the second as `<metric>/<domain>`, the third on synthetic data alone: null in the summary
-of a diverged run."""
-
 
 def metric_names(corpus: DataSource) -> list[str]:
-    """Return the names of everything that an evaluation on `corpus` measures."""
-    by_domain = [f"{name}/{domain}" for domain in corpus.domains for name in DOMAIN_METRICS]
-    return [*METRICS, *by_domain, *(SYNTHETIC_METRICS if isinstance(corpus, BigramBackcopy) else ())]
+    """Return the names of everything that an evaluation on `corpus` measures: null in a diverged run's summary."""
+    return evaluation_keys(corpus.domains, synthetic=isinstance(corpus, BigramBackcopy))
 
 
 def prepare(config: RunConfig, *, elsewhere: bool = False) -> tuple[RunConfig, DataSource, Accounting]:
@@ -101,6 +86,7 @@ def prepare(config: RunConfig, *, elsewhere: bool = False) -> tuple[RunConfig, D
     costs = account(config)
     if not elsewhere:
         hardware.check_devices(config, hardware.resolve_accelerator(config.train.accelerator))
+        hardware.check_memory(config, costs)
     loggers.check(config)
     corpus = open_run_data(config)
     if corpus.vocab_size != config.model.vocab_size:
@@ -154,19 +140,24 @@ def run(
     directory = run_directory(config, out)
     if threads:
         torch.set_num_threads(threads)
-    if is_first_process():
+    if is_first_process(config):
         directory.claim(config)
     if directory.is_done():
-        return directory.read_summary()
-    if not is_first_process():  # a worker process of DDP: the first one holds the directory
+        return directory.read_finished()
+    if not is_first_process(config):  # a worker process of DDP: the first one holds the directory
         _train(config, corpus, costs, shared_attempt(directory), evaluate)
         raise SystemExit(0)
-    with directory.locked(takeover=takeover), disk_full_is_a_user_error(directory):
+    with disk_full_is_a_user_error(directory):
+        if not takeover:
+            wait_for_others(directory)
         settle(directory)
         if directory.is_done():
-            return directory.read_summary()
-        with new_attempt(directory, takeover=takeover) as attempt, _failure_recorded(attempt):
-            return _train(config, corpus, costs, attempt, evaluate)
+            return directory.read_finished()
+        try:
+            with new_attempt(directory, takeover=takeover) as attempt, _failure_recorded(attempt):
+                return _train(config, corpus, costs, attempt, evaluate)
+        except Superseded:  # finished by another process between the two looks at it
+            return directory.read_finished()
 
 
 @contextmanager
@@ -182,9 +173,12 @@ def _failure_recorded(attempt: Attempt) -> Iterator[None]:
         raise
 
 
-def is_first_process() -> bool:
-    """Return whether this is the process that owns the directory; Lightning starts the other ranks with these set."""
-    return (
+def is_first_process(config: RunConfig) -> bool:
+    """Return whether this is the process that owns the directory; Lightning and srun start the others with these set.
+
+    A run of one process is its own first, whatever number srun has given it among the tasks of a job.
+    """
+    return config.train.devices * config.train.num_nodes == 1 or (
         os.environ.get("LOCAL_RANK", "0") == "0"
         and os.environ.get("NODE_RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
     )
@@ -198,7 +192,7 @@ def _train(
     precision = _as_before(directory, accelerator, hardware.resolve_precision(config.train.precision, accelerator))
     model = initial_model(config)
     device = (
-        torch.device(accelerator, int(os.environ.get("LOCAL_RANK", 0)))
+        torch.device(accelerator, int(os.environ.get("LOCAL_RANK", 0)) if config.train.devices > 1 else 0)
         if accelerator == "cuda"
         else torch.device(accelerator)
     )
@@ -211,7 +205,7 @@ def _train(
         compiled = _compile(config, costs, model, device, precision)
         _record_environment(config, directory, accelerator, precision, compiled)
         diverged = _fit(config, corpus, directory, model, accelerator, precision)
-    if not is_first_process():
+    if not is_first_process(config):
         return {}
     if config.train.strategy == "fsdp" and diverged is None:  # this process has a share of the model; the file has all
         model = build_run_model(config)
@@ -269,7 +263,7 @@ def _fit(
     points = ResumePoints(config, directory, metrics)
     log = RunLog(directory)
     checkpoint, start = _newest_readable(directory, log)
-    if is_first_process():
+    if is_first_process(config):
         metrics.listeners += loggers.listeners(config, directory, start)
     trainer = L.Trainer(
         accelerator={"cuda": "gpu"}.get(accelerator, accelerator),
@@ -299,8 +293,8 @@ def _fit(
         num_sanity_val_steps=0,
     )
     try:
-        # the checkpoint is our own file, and Lightning's loop state needs full unpickling
-        trainer.fit(module, datamodule=TokenData(config, corpus), ckpt_path=checkpoint, weights_only=False)
+        # tensors, numbers and words alone: a checkpoint that somebody else wrote runs no code here
+        trainer.fit(module, datamodule=TokenData(config, corpus), ckpt_path=checkpoint, weights_only=True)
     except SIGTERMException:
         raise InterruptedRun(
             f"{directory.name}: stopped at step {trainer.global_step} of {config.train.steps}"
@@ -309,14 +303,14 @@ def _fit(
         return metrics.diverged_step
     if trainer.global_step < config.train.steps:
         raise InterruptedRun(f"{directory.name}: stopped at step {trainer.global_step} of {config.train.steps}")
-    save_weights(model, directory.weights, write=is_first_process())
+    save_weights(model, directory.weights, write=is_first_process(config))
     return None
 
 
 def _cluster_environment(n_processes: int) -> ClusterEnvironment | None:
     """Return who starts the processes of a run: srun where one step of it has them all, else Lightning.
 
-    Lightning never requeues a job itself: that is the launcher's business (`sweep/slurm_job.py`).
+    Lightning never requeues a job itself: that is the launcher's business (`sweep/slurm.py`).
     """
     if "SLURM_JOB_ID" not in os.environ:
         return None
@@ -326,10 +320,11 @@ def _cluster_environment(n_processes: int) -> ClusterEnvironment | None:
 
 
 def _load_weights(model: Transformer, directory: RunDirectory) -> bool:
-    """Load the trained weights; where a crash damaged their file, say so and return False: training goes on."""
+    """Load the trained weights; where their file is damaged, say so and return False: training goes on."""
     try:
+        check_intact(directory.weights)
         load_model(model, directory.weights)
-    except SafetensorError as error:
+    except (SafetensorError, UserError) as error:
         RunLog(directory)(f"{directory.weights}: cannot be read ({error}); going back to a checkpoint")
         return False
     return True
@@ -338,9 +333,15 @@ def _load_weights(model: Transformer, directory: RunDirectory) -> bool:
 def _newest_readable(directory: RunDirectory, log: RunLog) -> tuple[Path | None, int]:
     """Return the newest checkpoint that can be read, and its step; damaged ones are passed over with a warning."""
     for step, path in directory.resume_points():
+        if not is_intact(path):
+            log(f"{path}: cannot be read (damaged: its sha256 is another one); going back to an earlier one")
+            continue
         try:
-            torch.load(path, map_location="cpu", weights_only=False, mmap=True)
-            return path, step
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            rows = content["callbacks"].get(MetricsWriter.__qualname__)  # none in a checkpoint of an older version
+            if rows is None or directory.metrics_reach(rows):
+                return path, step
+            log(f"{directory.metrics}: damaged before step {step}; going back to an earlier checkpoint")
         except Exception as error:
             log(f"{path}: cannot be read ({type(error).__name__}); going back to an earlier one")
     return None, 0
@@ -362,8 +363,8 @@ def _record_environment(
     config: RunConfig, directory: RunDirectory, device: str, precision: str, compiled: bool
 ) -> None:
     """Add this attempt to environment.json; a resumed run lists every place it ran in."""
-    if not is_first_process():
+    if not is_first_process(config):
         return
     attempt = {"started": datetime.now(UTC).isoformat(timespec="seconds")}
     attempt |= hardware.environment(config, device, precision, compiled)
-    write_json(directory.environment, {"attempts": [*directory.places(), attempt]})
+    directory.write_places([*directory.places(), attempt])

@@ -2,32 +2,42 @@
 
 Status is read from files alone (contract 2): `summary.json` there = done; `checkpoints/model.safetensors` there =
 trained; otherwise the newest readable `checkpoints/step_*.ckpt` is where training goes on. Every one of these is
-written under another name and renamed.
+written under another name and renamed, and is checked against its sha256 when it is read (`files.py`).
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
+import hashlib
 import json
 import os
 import re
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 from gatebench import recipes
-from gatebench.config import RunConfig, differences
+from gatebench.config import RunConfig
 from gatebench.errors import UserError
-from gatebench.files import write_atomic
+from gatebench.files import (
+    WAY_OUT,
+    check_intact,
+    read_checked,
+    read_object,
+    read_text,
+    remove,
+    sealed,
+    write_atomic,
+    write_sums,
+)
+from gatebench.identity import differences
 
 _CHECKPOINT = re.compile(r"step_(\d+)\.ckpt")
 _SNAPSHOT = re.compile(r"weights_(\d+)\.safetensors")
-LOCK_PATIENCE_S = 10.0
-"""How long a second process waits for the first, which may be on its way out."""
+CURRENT = "current"
+"""In the directory of a run that is going on: a link to the folder of the attempt that counts (`attempt.py`)."""
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -37,10 +47,11 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = path / "config.yaml"
-        self.environment = path / "environment.json"
-        self.metrics = path / "metrics.jsonl"
+        shown = _shown(path)
+        self.environment = shown / "environment.json"
+        self.metrics = shown / "metrics.jsonl"
         self.log = path / "log.txt"
-        self.checkpoints = path / "checkpoints"
+        self.checkpoints = shown / "checkpoints"
         self.weights = self.checkpoints / "model.safetensors"
         self.eval = path / "eval.json"
         self.probes = path / "probes.json"
@@ -57,10 +68,10 @@ class RunDirectory:
         return self.summary.is_file()
 
     def result(self) -> Literal["done", "diverged"] | None:
-        """Return how a finished run ended; None for one that is not."""
+        """Return how a finished run ended; None for one that is not. Raises UserError for a damaged summary."""
         if not self.is_done():
             return None
-        return "diverged" if (read_json(self.summary) or {}).get("status") == "diverged" else "done"
+        return "diverged" if self.read_summary().get("status") == "diverged" else "done"
 
     def check_done(self) -> None:
         """Raise UserError for a run that is not finished, and for one that diverged."""
@@ -69,28 +80,45 @@ class RunDirectory:
             raise UserError(f"{self.path}: {why}; legal: a finished run")
 
     def check_trained(self) -> None:
-        """Raise UserError, too, where the trained weights are gone."""
+        """Raise UserError, too, where the trained weights are gone or damaged."""
         self.check_done()
         if not self.weights.is_file():
             raise UserError(f"{self.path}: its weights were removed; legal: a finished run")
+        check_intact(self.weights)
 
     def read_config(self) -> RunConfig:
         """Return `config.yaml`. Raises UserError where there is none."""
         if not self.config.is_file():
             raise UserError(f"{self.path}: holds no config.yaml; legal: a run directory (results/runs/<recipe>/<run>)")
-        return recipes.run_from_yaml(self.config.read_text(encoding="utf-8"), str(self.config))
+        return recipes.run_from_yaml(read_text(self.config), str(self.config))
 
     def read_summary(self) -> dict[str, Any]:
-        """Return `summary.json`."""
-        summary: dict[str, Any] = json.loads(self.summary.read_text(encoding="utf-8"))
-        return summary
+        """Return `summary.json`. Raises UserError for a damaged one."""
+        return read_object(self.summary)
+
+    def read_finished(self) -> dict[str, Any]:
+        """Return `summary.json` of a finished run. Raises UserError where it, or another of its results, is damaged."""
+        for path in self._results():
+            if path.is_file():
+                read_checked(path)
+        self.places()
+        return self.read_summary()
+
+    def _results(self) -> tuple[Path, ...]:
+        return self.config, self.environment, self.metrics, self.eval, self.probes, self.probe_arrays, self.summary
 
     def places(self) -> list[dict[str, Any]]:
         """Return the record of every attempt that trained, in order (`environment.json`)."""
         if not self.environment.is_file():
             return []
-        attempts: list[dict[str, Any]] = json.loads(self.environment.read_text(encoding="utf-8"))["attempts"]
+        attempts = read_object(self.environment).get("attempts")
+        if not isinstance(attempts, list) or not all(isinstance(attempt, dict) for attempt in attempts):
+            raise UserError(f"{self.environment}: holds no list 'attempts'; {WAY_OUT}")
         return attempts
+
+    def write_places(self, attempts: list[dict[str, Any]]) -> None:
+        """Write `environment.json`, sealed: a run that goes on depends on it before there are sums."""
+        write_json(self.environment, sealed({"attempts": attempts}))
 
     def claim(self, config: RunConfig) -> None:
         """Create the directory for `config`, or check that it is its own. Raises UserError naming what differs."""
@@ -103,10 +131,11 @@ class RunDirectory:
                     "legal: the same config, or another --out"
                 )
             return
-        ours = {".lock", "log.txt", self.config.name + ".tmp"}  # what a run leaves that was killed before this point
+        # what a run leaves that was killed before this point
+        unfinished = re.compile(rf"\.lock|log\.txt|{self.config.name}(\.\d+)?\.tmp")
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"run directory '{self.path}': is a file; legal: a new folder for --out")
-        if self.path.exists() and any(entry.name not in ours for entry in self.path.iterdir()):
+        if self.path.exists() and any(not unfinished.fullmatch(entry.name) for entry in self.path.iterdir()):
             raise UserError(
                 f"run directory '{self.path}': is not empty and holds no config.yaml; legal: a new folder for --out"
             )
@@ -118,20 +147,19 @@ class RunDirectory:
                 f"run directory '{self.path}': cannot be made ({error.strerror}); legal: another --out"
             ) from None
 
-    @contextmanager
-    def locked(self, *, takeover: bool = False) -> Iterator[None]:
-        """Hold the directory against a second process on this machine; the lock dies with its process.
-
-        With `takeover` a process that keeps the lock is no hindrance: the new attempt shuts it out (`attempt.py`).
-        """
-        self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / ".lock", "a", encoding="utf-8") as handle:
-            _lock(handle.fileno(), self.path, takeover)
-            yield
-
     def resume_points(self) -> list[tuple[int, Path]]:
         """Return (step, file) of the checkpoints to resume from, newest first."""
         return self._numbered(_CHECKPOINT)[::-1]
+
+    def drop_resume_points(self, keep: int = 0) -> None:
+        """Remove all but the newest `keep` checkpoints to resume from."""
+        for _, path in self.resume_points()[keep:]:
+            remove(path)
+
+    def write_checksums(self) -> None:
+        """Write `SHA256SUMS` over everything that the run is judged by."""
+        weights = {f"{self.checkpoints.name}/{self.weights.name}": self.weights}
+        write_sums(self.path, {path.name: path for path in self._results()} | weights)
 
     def snapshots(self) -> list[tuple[int, Path]]:
         """Return (step, file) of the copies of the weights that were kept along the way, oldest first."""
@@ -148,7 +176,7 @@ class RunDirectory:
         """Return the complete rows of `metrics.jsonl`; a line cut short by a kill is left out."""
         rows: list[dict[str, Any]] = []
         if self.metrics.is_file():
-            for line in self.metrics.read_text(encoding="utf-8").splitlines():
+            for line in read_text(self.metrics).splitlines():
                 try:
                     rows.append(json.loads(line))
                 except json.JSONDecodeError:
@@ -175,30 +203,28 @@ class RunDirectory:
             lines = []
         return lines[-1] if lines else "no message"
 
+    def metrics_state(self) -> dict[str, Any]:
+        """Return the size and the sha256 of `metrics.jsonl` as it is now, for the checkpoint that goes with it."""
+        content = self.metrics.read_bytes() if self.metrics.is_file() else b""
+        return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+    def metrics_reach(self, state: dict[str, Any]) -> bool:
+        """Return whether `metrics.jsonl` still begins with what `metrics_state` saw."""
+        content = self.metrics.read_bytes()[: state["bytes"]] if self.metrics.is_file() else b""
+        return hashlib.sha256(content).hexdigest() == state["sha256"]
+
     def keep_metrics(self, last_step: int) -> None:
         """Drop every metrics row after `last_step` (they will be made again)."""
         rows = [row for row in self.metrics_rows() if row["step"] <= last_step]
         write_atomic(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _lock(descriptor: int, path: Path, takeover: bool) -> None:
-    """Take the lock, waiting a little for a process on its way out. Raises UserError if another keeps it."""
-    deadline = time.monotonic() + LOCK_PATIENCE_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if takeover:
-                return
-            if time.monotonic() > deadline:
-                raise UserError(
-                    f"run directory '{path}': another process is working on this run; wait for it or stop it"
-                ) from None
-            time.sleep(0.2)
-        except OSError as error:  # a file system without locks
-            print(f"{path}: no file locks here ({error.strerror}): do not start this run twice", file=sys.stderr)
-            return
+def _shown(path: Path) -> Path:
+    """Return where the files are that links show: here, or where links cannot be made, in the attempt that counts."""
+    try:
+        return path / (path / CURRENT).read_text(encoding="utf-8")
+    except OSError:
+        return path
 
 
 class RunLog:
@@ -230,10 +256,9 @@ def write_json(path: Path, content: Any) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the object in a small file; None where it is missing or not readable."""
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_object(path)
+    except UserError:
         return None
-    return content
 
 
 def seconds_left(row: dict[str, Any], steps: int) -> float:

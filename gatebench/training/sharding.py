@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from gatebench.config import RunConfig
+from gatebench.files import publish
 from gatebench.model.transformer import Transformer
 
 
@@ -61,7 +61,7 @@ def save_weights(model: Transformer, path: Path, *, write: bool) -> None:
             save_file({name: value.contiguous() for name, value in weights.items()}, temporary, {"format": "pt"})
         else:
             save_model(model, str(temporary))
-        os.replace(temporary, path)
+        publish(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

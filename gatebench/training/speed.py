@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -203,3 +203,36 @@ def take_turns(contenders: list[Contender], rounds: int, steps: int) -> None:
     for _ in range(rounds):
         for contender in contenders:
             contender.seconds += contender.steps(steps)
+
+
+def contenders(configs: Sequence[RunConfig], *, compiled: bool, qwen3: bool) -> list[Contender]:
+    """Return every run eager; of the first the dense model of equal active width, the compiled one, and the Qwen3."""
+    first = configs[0]
+    found = [gatebench_contender(config, compiled=False) for config in configs]
+    if first.model.moe is not None:
+        dense = dense_counterpart(first)
+        found.append(gatebench_contender(dense, compiled=False, label=", dense of equal active width"))
+    if compiled:
+        found.append(gatebench_contender(first, compiled=True))
+    if qwen3:
+        found.append(qwen3_contender(first))
+    return found
+
+
+def results(timed: Sequence[Contender], config: RunConfig) -> dict[str, Any]:
+    """Return where contenders of `config`'s batch were timed (`environment`), and how fast each was (`results`)."""
+    device = hardware.resolve_accelerator(config.train.accelerator)
+    precision = hardware.resolve_precision(config.train.precision, device)
+    per_step = config.train.batch_size * config.data.seq_len
+    speeds = [contender.tokens_per_s(per_step) for contender in timed]
+    rows = [
+        {
+            "contender": contender.name,
+            "tokens_per_s": round(speed, 1),
+            "ratio": round(speed / speeds[0], 4),
+            "compile_s": round(contender.setup_s, 1),
+            "steps": len(contender.seconds),
+        }
+        for contender, speed in zip(timed, speeds, strict=True)
+    ]
+    return {"environment": hardware.environment(config, device, precision, compiled=False), "results": rows}

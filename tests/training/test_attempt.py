@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +18,15 @@ import pytest
 from gatebench.errors import UserError
 from gatebench.evaluation.evaluate import evaluate
 from gatebench.training import attempt as attempts
-from gatebench.training.attempt import Superseded, current_attempt, new_attempt, settle, shared_attempt
+from gatebench.training.attempt import (
+    Attempt,
+    Superseded,
+    current_attempt,
+    new_attempt,
+    settle,
+    shared_attempt,
+    wait_for_others,
+)
 from gatebench.training.callbacks import MetricsWriter
 from gatebench.training.run import InterruptedRun, run
 from gatebench.training.rundir import RunDirectory
@@ -31,6 +42,13 @@ def directory(tmp_path: Path, tiny_recipe: str) -> RunDirectory:
 
 def names(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.iterdir())
+
+
+def wait_until(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not what() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert what()
 
 
 def after_step(step: int, act: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
@@ -63,7 +81,7 @@ def test_a_published_run_is_plain_files(directory: RunDirectory) -> None:
         attempt.weights.touch()
         (attempt.checkpoints / "step_0000005.ckpt").touch()
         attempt.publish({"status": "done"})
-    assert names(directory.path) == ["checkpoints", "config.yaml", "metrics.jsonl", "summary.json"]
+    assert names(directory.path) == ["SHA256SUMS", "checkpoints", "config.yaml", "metrics.jsonl", "summary.json"]
     assert names(directory.checkpoints) == ["model.safetensors"]
     assert not any(path.is_symlink() for path in directory.path.iterdir())
     assert directory.read_summary() == {"status": "done"}
@@ -160,8 +178,111 @@ def test_another_machine_that_gives_signs_of_life_is_not_disturbed(directory: Ru
         assert second.number == 2
 
 
+HOLDER = """
+import sys, time
+from pathlib import Path
+from gatebench.training.attempt import new_attempt
+from gatebench.training.rundir import RunDirectory
+with new_attempt(RunDirectory(Path(sys.argv[1]))):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def holder(directory: RunDirectory) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", HOLDER, str(directory.path)], stdout=subprocess.PIPE, text=True)
+
+
+def test_a_second_process_is_told_to_wait_until_the_first_is_gone(
+    directory: RunDirectory, tmp_path: Path, tiny_recipe: str, run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "PATIENCE_S", 0.0)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(directory.path)], stdout=subprocess.PIPE, text=True
+    ) as first:
+        assert first.stdout is not None and first.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match="another process is working on this run"):
+            wait_for_others(directory)
+        with pytest.raises(UserError, match="another process is working on this run"), new_attempt(directory):
+            pass
+        assert names(directory.path / "attempts") == ["0001"]
+        first.kill()
+        wait_until(lambda: not Attempt(directory, 1).is_alive())  # at once, though nobody has asked how it ended
+    with new_attempt(directory) as second:
+        assert second.number == 2
+
+
+def test_a_process_that_is_paused_is_followed_once_its_heartbeat_is_old(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(attempts.STALE_AFTER, "1")
+    monkeypatch.setattr(attempts, "PATIENCE_S", 30.0)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(directory.path)], stdout=subprocess.PIPE, text=True
+    ) as first:
+        assert first.stdout is not None and first.stdout.readline() == "held\n"
+        first.send_signal(signal.SIGSTOP)
+        wait_for_others(directory)
+        with new_attempt(directory) as second:
+            assert second.number == 2 and names(directory.path / "attempts") == ["0002"]
+        first.kill()
+
+
+def test_of_two_that_begin_at_the_same_moment_the_lower_number_goes_on(directory: RunDirectory) -> None:
+    (directory.path / "attempts" / "0001").mkdir(parents=True)
+    other = Attempt(directory, 1)
+    attempts.write_json(other.heartbeat, {"host": "elsewhere", "pid": 1})  # it has not turned the link yet
+    with pytest.raises(UserError, match=r"another process is working on this run \(elsewhere"), new_attempt(directory):
+        pass
+    assert names(directory.path / "attempts") == ["0001"]
+
+
+def test_a_run_that_another_process_has_just_finished_is_not_begun_again(directory: RunDirectory) -> None:
+    attempts.write_json(directory.summary, {"status": "done"})
+    with pytest.raises(Superseded), new_attempt(directory):
+        pass
+    assert names(directory.path) == ["config.yaml", "summary.json"]
+
+
+@pytest.mark.parametrize("ours", [100.0, -1000.0])
+def test_the_age_of_a_heartbeat_is_told_by_the_clock_of_the_disk(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, ours: float
+) -> None:
+    """A machine whose clock is fast would call a living run dead, and one whose clock is slow a dead run living."""
+    with new_attempt(directory) as attempt:
+        attempts.write_json(attempt.heartbeat, {"host": "elsewhere", "pid": 1})
+        real = time.time
+        monkeypatch.setattr(time, "time", lambda: real() + ours)
+        assert attempt.is_alive()
+        os.utime(attempt.heartbeat, (real() - 600, real() - 600))
+        assert not attempt.is_alive() and attempt.age() == pytest.approx(600, abs=30)
+
+
+def test_a_disk_without_symbolic_links_does(
+    tmp_path: Path, run_tiny: RunTiny, reference: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "symlink", refuse)
+    out = tmp_path / "run"
+
+    def stop() -> None:
+        raise RuntimeError("stopped")
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError, match="stopped"):
+        after_step(12, stop, patch)
+        run_tiny(out)
+    stopped = RunDirectory(out)
+    assert (out / "current").read_text(encoding="utf-8") == "attempts/0001" and current_attempt(stopped) is not None
+    assert [step for step, _ in stopped.resume_points()] == [10, 5] and (stopped.last_row() or {})["step"] >= 10
+    assert run_tiny(out)["attempts"] == 2
+    assert_same_result(out, reference)
+    assert not (out / "attempts").exists() and not (out / "current").exists()
+
+
 def test_who_works_on_a_run_is_written_down_and_beats(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "HEARTBEAT_S", 0.05)
+    monkeypatch.setenv(attempts.STALE_AFTER, "0.45")
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     with new_attempt(directory) as attempt:

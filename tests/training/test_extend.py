@@ -17,6 +17,7 @@ from gatebench.cli import app
 from gatebench.config import RunConfig
 from gatebench.errors import UserError
 from gatebench.evaluation.evaluate import evaluate
+from gatebench.files import publish
 from gatebench.recipes import make_run
 from gatebench.sweep.plan import plan
 from gatebench.sweep.study import Study, load_study
@@ -153,6 +154,10 @@ def test_a_parent_that_changed_or_is_gone_is_said(run_tiny: RunTiny, tmp_path: P
     weights = parent / "checkpoints" / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(UserError, match=r"model\.safetensors: damaged"):
+        prepare(config)
+    weights.rename(tmp_path / "others")
+    publish(tmp_path / "others", weights)
     with pytest.raises(UserError, match="was trained again since this run began"):
         prepare(config)
     weights.unlink()
@@ -195,6 +200,7 @@ def test_what_diverged_is_not_extended(
     assert [run.status for run in plan(found)] == ["missing", "missing"]
     path = parent.directory / "summary.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "status": "diverged"}))
+    RunDirectory(parent.directory).write_checksums()
     first = plan(found)[0]
     assert (first.status, first.directory) == ("diverged", parent.directory)
 

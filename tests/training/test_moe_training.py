@@ -292,8 +292,7 @@ def test_two_processes_that_share_the_model_train_as_one(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recompute", ["false", "true"])
-@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(("bf16", "recompute"), [(False, "true"), (True, "false")], ids=["fp32-recomputed", "bf16"])
 def test_compiled_blocks_give_the_same_gradients_and_counts(tiny_recipe: str, bf16: bool, recompute: str) -> None:
     torch._dynamo.reset()
     config = moe_run(tiny_recipe, f"train.recompute={recompute}", "train.micro_batch_size=4")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from gatebench.errors import UserError
 from gatebench.evaluation.evaluate import evaluate
 from gatebench.recipes import make_run
+from gatebench.training import attempt as attempt_module
 from gatebench.training import run as run_module
-from gatebench.training import rundir
 from gatebench.training.callbacks import MetricsWriter
 from gatebench.training.run import run
-from gatebench.training.rundir import RunDirectory
+from gatebench.training.rundir import RunDirectory, write_json
 from tests.training.tiny_run import (
     RunTiny,
     assert_same_result,
@@ -259,11 +261,19 @@ def test_loggers_have_each_step_once_after_a_kill(tmp_path: Path, run_tiny: RunT
 
 
 def test_a_second_process_is_told_to_wait(tmp_path: Path, run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rundir, "LOCK_PATIENCE_S", 0.0)
     out = tmp_path / "run"
-    with RunDirectory(out).locked(), pytest.raises(UserError, match="another process is working on this run"):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        kill_after(patch, 7)
         run_tiny(out)
-    assert not (out / "metrics.jsonl").exists()
+    attempt = attempt_module.current_attempt(RunDirectory(out))
+    assert attempt is not None
+    attempt.failure.unlink(missing_ok=True)
+    write_json(attempt.heartbeat, attempt.owner() | {"pid": os.getppid()})  # as if another process were at work
+    rows = attempt.metrics.read_bytes()
+    monkeypatch.setattr(attempt_module, "PATIENCE_S", 0.0)
+    with pytest.raises(UserError, match="another process is working on this run"):
+        run_tiny(out)
+    assert attempt.metrics.read_bytes() == rows and [path.name for path in (out / "attempts").iterdir()] == ["0001"]
 
 
 def test_a_rebuilt_corpus_is_refused(tmp_path: Path, tiny_recipe: str, tiny_corpus: Path) -> None:
@@ -273,15 +283,32 @@ def test_a_rebuilt_corpus_is_refused(tmp_path: Path, tiny_recipe: str, tiny_corp
     assert not (tmp_path / "run").exists()
 
 
+SLOW = {
+    "whole": ("train.batch_size=256",),
+    "micro": ("train.batch_size=64", "train.micro_batch_size=1", "train.log_every=1"),
+}
+"""Batches large enough to stop a process between two steps."""
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, run_tiny: RunTiny) -> Callable[[str], Path]:
+    """uninterrupted(name): the directory of the run with `SLOW[name]` that nothing stopped. Not to be written to."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+
+    def made(name: str) -> Path:
+        run_tiny(folder / name, *SLOW[name])
+        return folder / name
+
+    return made
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings", [("train.batch_size=256",), ("train.batch_size=64", "train.micro_batch_size=1")], ids=["whole", "micro"]
-)
+@pytest.mark.parametrize("batches", SLOW)
 def test_ten_steps_kill_9_and_ten_steps_are_twenty(
-    tmp_path: Path, tiny_recipe: str, run_tiny: RunTiny, settings: tuple[str, ...]
+    tmp_path: Path, tiny_recipe: str, uninterrupted: Callable[[str], Path], batches: str
 ) -> None:
-    """A real SIGKILL, then the same command line again. The large batches give time to kill between two steps."""
-    run_tiny(tmp_path / "whole", *settings)
+    """A real SIGKILL, then the same command line again."""
+    settings = SLOW[batches]
     out = tmp_path / "killed"
     command = train_command(tiny_recipe, out, *set_options(*settings))
     process = start(command)
@@ -294,12 +321,14 @@ def test_ten_steps_kill_9_and_ten_steps_are_twenty(
     _, messages = again.communicate(timeout=120)
     assert again.returncode == 0, messages
     assert attempts(out) == 2
-    assert_same_result(out, tmp_path / "whole")
+    assert_same_result(out, uninterrupted(batches))
 
 
 @pytest.mark.slow
-def test_sigterm_is_no_success_and_resumes(tmp_path: Path, tiny_recipe: str, run_tiny: RunTiny) -> None:
-    out, settings = tmp_path / "killed", ("train.batch_size=64", "train.micro_batch_size=1", "train.log_every=1")
+def test_sigterm_is_no_success_and_resumes(
+    tmp_path: Path, tiny_recipe: str, run_tiny: RunTiny, uninterrupted: Callable[[str], Path]
+) -> None:
+    out, settings = tmp_path / "killed", SLOW["micro"]
     command = train_command(tiny_recipe, out, *set_options(*settings))
     process = start(command)
     wait_for_step(process, out, 12)
@@ -308,6 +337,5 @@ def test_sigterm_is_no_success_and_resumes(tmp_path: Path, tiny_recipe: str, run
     assert process.returncode not in (0, 2), messages
     assert "killed: stopped at step" in messages and "run the same line again" in messages
     assert not (out / "summary.json").exists()
-    run_tiny(tmp_path / "whole", *settings)
     run_tiny(out, *settings)
-    assert_same_result(out, tmp_path / "whole")
+    assert_same_result(out, uninterrupted("micro"))
