@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,35 +12,13 @@ from gatebench.data.backcopy import BigramBackcopy
 from gatebench.data.tokens import HeldoutWindows
 
 
-@dataclass(frozen=True)
-class CopyScores:
-    """Sums over the targets that follow a trigger (copies) and over all others."""
-
-    excess_copy: float
-    """Divergence in nats, summed."""
-    excess_other: float
-    n_copy: int
-    n_other: int
-    n_correct: int
-    """Copies to which the model gave the largest logit."""
-
-    def summary(self) -> dict[str, float | None]:
-        """Return the flat metrics, per target; null where there is no such target."""
-        n_targets = self.n_copy + self.n_other
-        return {
-            "excess_loss": _share(self.excess_copy + self.excess_other, n_targets),
-            "excess_loss_copy": _share(self.excess_copy, self.n_copy),
-            "excess_loss_other": _share(self.excess_other, self.n_other),
-            "copy_accuracy": _share(self.n_correct, self.n_copy),
-        }
-
-
 @torch.no_grad()
 def copy_scores(
     model: nn.Module, process: BigramBackcopy, windows: HeldoutWindows, *, batch_size: int, device: torch.device
-) -> CopyScores:
-    """Return how far the model is from the true process on every target of `windows`.
+) -> dict[str, Any]:
+    """Return how far the model is from the true process on the targets of `windows`: means, null where there are none.
 
+    Keys are those of summary.json, and `copy_targets` and `other_targets`: how many follow a trigger, or not.
     A target's excess is the divergence KL(true || model) of the next-token distribution, given all tokens before: the
     model's expected loss there less the true predictor's. It is never negative and, unlike a difference of losses,
     free of the luck of which token was drawn. After a trigger it equals the loss.
@@ -59,8 +37,16 @@ def copy_scores(
             excess[kind] += divergence[chosen].sum()
             count[kind] += chosen.sum()
         n_correct += int((logits.argmax(dim=-1).numpy() == targets)[copies].sum())
-    return CopyScores(float(excess[1]), float(excess[0]), int(count[1]), int(count[0]), n_correct)
 
+    def per_target(total: float, n: int) -> float | None:
+        return float(total / n) if n else None
 
-def _share(total: float, n: int) -> float | None:
-    return total / n if n else None
+    (on_others, on_copies), (n_other, n_copy) = excess.tolist(), count.tolist()
+    return {
+        "excess_loss": per_target(on_copies + on_others, n_copy + n_other),
+        "excess_loss_copy": per_target(on_copies, n_copy),
+        "excess_loss_other": per_target(on_others, n_other),
+        "copy_accuracy": per_target(n_correct, n_copy),
+        "copy_targets": n_copy,
+        "other_targets": n_other,
+    }

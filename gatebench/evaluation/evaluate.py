@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import math
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,14 @@ from gatebench.errors import UserError
 from gatebench.evaluation.copy_scores import copy_scores
 from gatebench.evaluation.document_answers import answer_accuracy
 from gatebench.evaluation.perplexity import domain_scores, summarize
-from gatebench.evaluation.probes.probe import probe
-from gatebench.files import write_atomic
+from gatebench.evaluation.probes.probe import probe, write_arrays
 from gatebench.training.run import NonFiniteLoss, Trained
 from gatebench.training.rundir import write_json
+
+
+def context_of(corpus: str, fingerprint: str, seq_len: int, *, bos: bool) -> dict[str, Any]:
+    """Return what every number of an evaluation depends on, as its files state it."""
+    return {"corpus": corpus, "corpus_fingerprint": fingerprint, "seq_len": seq_len, "bos": bos, "dtype": "float32"}
 
 
 def full_windows(corpus: DataSource, seq_len: int, *, bos: bool, n_tokens: int) -> NDArray[np.int64]:
@@ -30,17 +34,21 @@ def full_windows(corpus: DataSource, seq_len: int, *, bos: bool, n_tokens: int) 
     Domains take turns, each with its windows in a fixed shuffled order, so that every domain and many
     documents are there. Raises UserError where no held-out document is that long.
     """
-    found = []
-    for domain in corpus.domains:
-        full = heldout_windows(corpus, domain, seq_len, bos=bos, max_tokens=8 * n_tokens, full_only=True).inputs
-        found.append(full[np.random.Generator(np.random.Philox(0)).permutation(len(full))])
-    wanted = max(1, n_tokens // seq_len)
-    chosen = [windows[row] for row in range(max(map(len, found))) for windows in found if row < len(windows)]
+    limits: dict[str, Any] = {"max_tokens": 8 * n_tokens, "full_only": True}
+    found = [heldout_windows(corpus, domain, seq_len, bos=bos, **limits).inputs for domain in corpus.domains]
+    chosen = in_turn(found, max(1, n_tokens // seq_len))
     if not chosen:
         raise UserError(
             f"eval.seq_len={seq_len}: corpus '{corpus.name}' has no held-out document that long; legal: a smaller one"
         )
-    return np.stack(chosen[:wanted])
+    return np.stack(chosen)
+
+
+def in_turn(windows: Sequence[Sequence[Any] | NDArray[Any]], n: int) -> list[Any]:
+    """Return `n` windows or all that there are: domains take turns, each with its own in a fixed shuffled order."""
+    shuffled = [[own[i] for i in np.random.Generator(np.random.Philox(0)).permutation(len(own))] for own in windows]
+    rows = range(max(map(len, shuffled)))
+    return [own[row] for row in rows for own in shuffled if row < len(own)][:n]
 
 
 def trigger_mask(corpus: DataSource, windows: NDArray[np.int64]) -> NDArray[np.bool_] | None:
@@ -55,13 +63,7 @@ def evaluate(trained: Trained) -> dict[str, Any]:
     """
     config, model, corpus, device = trained.config, trained.model, trained.corpus, trained.device
     seq_len, bos = config.eval.seq_len or config.data.seq_len, config.data.bos
-    context = {
-        "corpus": corpus.name,
-        "corpus_fingerprint": corpus.fingerprint,
-        "seq_len": seq_len,
-        "bos": bos,
-        "dtype": "float32",
-    }
+    context = context_of(corpus.name, corpus.fingerprint, seq_len, bos=bos)
 
     scores = domain_scores(
         model,
@@ -93,12 +95,9 @@ def evaluate(trained: Trained) -> dict[str, Any]:
     result = probe(
         model, windows, batch_size=config.eval.batch_size, device=device, triggers=trigger_mask(corpus, windows)
     )
-    probes = result.summary()
-    write_json(trained.directory.probes, {**context, **probes, **result.details()})
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **result.arrays())  # type: ignore[arg-type]
-    write_atomic(trained.directory.probe_arrays, buffer.getvalue())
-    return {"eval_seq_len": seq_len, **perplexity, **known, **probes}
+    write_json(trained.directory.probes, {**context, **result.flat()})
+    write_arrays(trained.directory.probe_arrays, result.arrays())
+    return {"eval_seq_len": seq_len, **perplexity, **known, **result.summary()}
 
 
 def _against_the_true_process(trained: Trained, seq_len: int) -> tuple[dict[str, Any], dict[str, float | None]]:
@@ -109,6 +108,6 @@ def _against_the_true_process(trained: Trained, seq_len: int) -> tuple[dict[str,
     windows = heldout_windows(process, process.name, seq_len, bos=bos, max_tokens=config.eval.tokens_per_domain)
     scores = copy_scores(trained.model, process, windows, batch_size=config.eval.batch_size, device=trained.device)
     floor = process.entropy_floor(seq_len, bos=bos)
-    known = {"entropy_floor": floor.overall, **scores.summary()}
-    details = {"entropy_floor_other": floor.other, "copy_targets": scores.n_copy, "other_targets": scores.n_other}
-    return {**known, **details}, known
+    counts = {key: scores.pop(key) for key in ("copy_targets", "other_targets")}
+    known = {"entropy_floor": floor.overall, **scores}
+    return {**known, "entropy_floor_other": floor.other, **counts}, known

@@ -16,10 +16,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import nn
 
 from gatebench.data.reading import DataSource, heldout_windows
 from gatebench.data.tokens import IGNORED_TARGET
+from gatebench.model.transformer import Transformer
+
+LOGITS_LENGTH = 1024
+"""Tokens whose logits are in memory at once, of each sequence."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class DomainScore:
 
 @torch.no_grad()
 def token_nll(
-    model: nn.Module, inputs: NDArray[np.int64], targets: NDArray[np.int64], *, batch_size: int, device: torch.device
+    model: Transformer, inputs: NDArray[np.int64], targets: NDArray[np.int64], *, batch_size: int, device: torch.device
 ) -> NDArray[np.float64]:
     """Return the fp32 negative log-likelihood of every target, (N, T) nats; 0 where the target is -100.
 
@@ -54,11 +57,19 @@ def token_nll(
     model.eval()
     rows = []
     for start in range(0, len(inputs), batch_size):
-        ids = torch.from_numpy(inputs[start : start + batch_size]).to(device)
-        wanted = torch.from_numpy(targets[start : start + batch_size]).to(device)
-        logits = model(ids).float()
-        nll = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED_TARGET, reduction="none")
-        rows.append(nll.view_as(wanted).cpu().double().numpy())
+        ids, wanted = (torch.from_numpy(part[start : start + batch_size]).to(device) for part in (inputs, targets))
+        parts = [
+            F.cross_entropy(
+                model.lm_head(hidden).float().flatten(0, 1),
+                aims.flatten(),
+                ignore_index=IGNORED_TARGET,
+                reduction="none",
+            ).view_as(aims)
+            for hidden, aims in zip(
+                model.hidden(ids).split(LOGITS_LENGTH, dim=1), wanted.split(LOGITS_LENGTH, dim=1), strict=True
+            )
+        ]
+        rows.append(torch.cat(parts, dim=1).cpu().double().numpy())
     return np.concatenate(rows) if rows else np.zeros(targets.shape)
 
 
@@ -69,7 +80,7 @@ def score(nll: NDArray[np.float64], targets: NDArray[np.int64], token_bytes: NDA
 
 
 def domain_scores(
-    model: nn.Module,
+    model: Transformer,
     corpus: DataSource,
     *,
     seq_len: int,

@@ -11,11 +11,10 @@ from typing import Any
 import gatebench
 from gatebench.config import RunConfig
 from gatebench.data.reading import DataSource
+from gatebench.metrics import SCHEMA
 from gatebench.model.accounting import Accounting
 from gatebench.training.rundir import RunDirectory
 from gatebench.training.watch import WATCHED
-
-SUMMARY_SCHEMA = 1
 
 
 def curve_hash(losses: list[float | None]) -> str:
@@ -39,7 +38,7 @@ def run_summary(
     attempts = directory.places()
     last = attempts[-1]
     return {
-        "schema": SUMMARY_SCHEMA,
+        "schema": SCHEMA,
         "run": directory.name,
         "status": "done" if diverged is None else "diverged",
         "diverged_step": diverged,

@@ -22,7 +22,7 @@ def measured(model: Transformer, ids: Any = None, batch_size: int = 2) -> ProbeR
 
 def stats_of(values: Any) -> dict[str, Any]:
     """The figures of one layer's residual stream."""
-    stats = ActivationStats(1)
+    stats = ActivationStats(3)
     for place in range(4):
         stats.add(0, place, torch.as_tensor(values, dtype=torch.float32))
     return {name: array[0] if array.ndim == 1 else array[0, -1] for name, array in stats.arrays().items()}
@@ -84,7 +84,7 @@ def test_the_four_quantities_of_figure_6_are_what_each_sublayer_writes_and_leave
 def test_m_act_and_the_ratio_of_that_model() -> None:
     result = measured(planted())
     assert result.summary()["m_act"] == 6.5
-    details = result.details()
+    details = result.flat()
     assert (details["massive_ratio"], details["massive_ratio_layer"], details["massive_layers"]) == (9.0, 2, 0)
 
 
@@ -103,6 +103,13 @@ def test_means_and_fractions_of_made_up_outputs() -> None:
     assert "sdpa_abs_mean_gate" not in arrays
 
 
+def test_without_the_gates_scores_there_is_no_control() -> None:
+    ids = token_ids(3, 12).numpy()
+    found = probe(build("g1_headwise"), ids, batch_size=2, device=CPU, probes=(SdpaOutputStats,)).flat()
+    assert found["sdpa_abs_mean_gate"] is None and found["sdpa_abs_after"] < found["sdpa_abs_before"]
+    assert "m_act" not in found
+
+
 def half_closed() -> Transformer:
     """Values of 1 everywhere, so that SDPA gives 1; headwise gates of 0 and 0.6 on two heads each."""
     model = build("g1_headwise", qkv_bias=True)
@@ -118,7 +125,7 @@ def half_closed() -> Transformer:
 def test_the_control_has_the_gates_scale_and_none_of_its_sparsity() -> None:
     """SDPA output 1; gates 0 and 0.6, mean 0.3. After: mean 0.3, half below 1e-2. Times the mean: 0.3, none below."""
     result = measured(half_closed())
-    details, summary = result.details(), result.summary()
+    details, summary = result.flat(), result.summary()
     assert (summary["gate_mean"], summary["gate_closed"]) == (pytest.approx(0.3, abs=1e-6), 0.5)
     assert details["sdpa_abs_before"] == pytest.approx(1.0)
     assert details["sdpa_abs_after"] == pytest.approx(0.3, abs=1e-6)
@@ -130,7 +137,7 @@ def test_the_control_has_the_gates_scale_and_none_of_its_sparsity() -> None:
 def test_an_additive_control_adds_the_mean() -> None:
     """SDPA output 1, scores SiLU(200) = 200 and SiLU(-200) = 0: 101 on average either way."""
     model = half_closed_additive()
-    details = measured(model).details()
+    details = measured(model).flat()
     assert details["sdpa_abs_after"] == pytest.approx(101.0) and details["sdpa_abs_mean_gate"] == pytest.approx(101.0)
 
 
@@ -146,7 +153,7 @@ def half_closed_additive() -> Transformer:
 
 
 def test_without_a_gate_before_is_after_and_there_is_no_control() -> None:
-    details = measured(build("baseline")).details()
+    details = measured(build("baseline")).flat()
     assert details["sdpa_abs_before"] == details["sdpa_abs_after"]
     assert details["sdpa_abs_mean_gate"] is None and details["sdpa_below_mean_gate_1e-03"] is None
 
@@ -157,7 +164,7 @@ def test_without_a_gate_before_is_after_and_there_is_no_control() -> None:
 def test_value_norms_of_made_up_values() -> None:
     """First token (3, 4): 5; the others 1 and 3: 2. Halved by a gate: 2.5 and 1."""
     raw = torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, -3.0]]).view(1, 3, 1, 2)
-    norms = ValueNorms(1, 1)
+    norms = ValueNorms(3)
     norms.add(0, raw, raw / 2, torch.zeros(raw.shape[:2], dtype=torch.bool))
     arrays = {name: float(array[0, 0]) for name, array in norms.arrays().items()}
     assert arrays == {

@@ -100,7 +100,7 @@ def test_uniform_attention_pays_every_key_alike() -> None:
     """T = 16: queries 2 .. 15 see 3 .. 16 keys, so each kind gets its number over that; entropy is the log of it."""
     keys = np.arange(3, 17)
     result = measured(looking_evenly(), token_ids(2, 16).numpy())
-    details = result.details()
+    details = result.flat()
     for name in ("first", "self", "previous"):
         assert details[f"attention_idle_{name}"] == pytest.approx((1 / keys).mean(), abs=1e-6)
     assert details["attention_idle_rest"] == pytest.approx((1 - 3 / keys).mean(), abs=1e-6)
@@ -111,7 +111,7 @@ def test_uniform_attention_on_triggers_is_their_share_of_the_keys() -> None:
     """Every fourth token is a trigger: query 7 (a trigger) sees 3 as another one; query 6 (idle) sees 3."""
     ids = token_ids(1, 8).numpy()
     triggers = np.array([[False, False, False, True, False, False, False, True]])
-    details = measured(looking_evenly(), ids, triggers).details()
+    details = measured(looking_evenly(), ids, triggers).flat()
     # Of the idle queries 1, 2, 4, 5, 6 only the last two see trigger 3 elsewhere than at the token before.
     assert details["attention_idle_trigger"] == pytest.approx((1 / 6 + 1 / 7) / 5, abs=1e-6)
     assert details["attention_trigger_trigger"] == pytest.approx((0 + 1 / 8) / 2, abs=1e-6)
@@ -120,7 +120,7 @@ def test_uniform_attention_on_triggers_is_their_share_of_the_keys() -> None:
 
 def test_text_has_no_trigger_columns() -> None:
     result = measured(build("baseline"), token_ids(2, 16).numpy())
-    details, arrays = result.details(), result.arrays()
+    details, arrays = result.flat(), result.arrays()
     none = {key for key, value in details.items() if "trigger" in key}
     assert {details[key] for key in none} == {None}
     assert {"attention_idle_trigger", "attention_trigger_first", "norm_sdpa_trigger", "value_norm_trigger"} <= none
@@ -203,7 +203,7 @@ def test_norms_of_made_up_outputs() -> None:
     triggers[0, 5] = True
     output[0, 5] = torch.tensor([[0.0, 2.0], [1.0, 0.0]])
     output[0, 0] = 100.0
-    stats = DestinationStats(1, 2, 8)
+    stats = DestinationStats(8)
     for stage in ("sdpa", "gated"):
         stats.add_output(0, stage, output, triggers)
     for stage in ("o_proj", "output"):
@@ -238,7 +238,7 @@ def test_values_of_triggers_and_of_ordinary_tokens() -> None:
 
     raw = torch.tensor([5.0, 1.0, 3.0, 2.0]).view(1, 4, 1, 1)
     for first_is_one in (False, True):
-        norms = ValueNorms(1, 1)
+        norms = ValueNorms(4)
         norms.add(0, raw, raw, torch.tensor([[first_is_one, True, False, False]]))
         arrays = norms.arrays()
         assert [arrays[f"value_norm_{name}"][0, 0] for name in ("first", "trigger", "ordinary")] == [5.0, 1.0, 2.5]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gatebench.evaluation.probes.gate_scores import GateStats, gate_arrays, gate_spread, gate_summary
+from gatebench.evaluation.probes.gate_scores import GateScores, GateStats
 from gatebench.evaluation.probes.interventions import mean_gate_scores
 from gatebench.evaluation.probes.probe import probe
 from tests.model.shapes import build, token_ids
@@ -14,13 +14,19 @@ from tests.model.shapes import build, token_ids
 CPU = torch.device("cpu")
 
 
+def scored(gates: dict[str, list[list[GateStats]]]) -> GateScores:
+    scores = GateScores(8)
+    scores.gates = gates
+    return scores
+
+
 def test_half_at_0_and_half_at_0_6_has_mean_and_deviation_0_3_and_is_half_closed() -> None:
     stats = GateStats()
     stats.add(torch.tensor([0.0, 0.6]).repeat(50), torch.zeros(100))
-    assert (stats.mean, stats.std) == (pytest.approx(0.3), pytest.approx(0.3))
+    assert (stats.figures()["mean"], stats.figures()["std"]) == (pytest.approx(0.3), pytest.approx(0.3))
     assert (stats.minimum, stats.maximum) == (0.0, pytest.approx(0.6))
-    assert stats.closed_share == 0.5 and stats.open_share == 0.0
-    summary = gate_summary({"g1": [[stats]]})
+    assert stats.figures()["closed"] == 0.5 and stats.figures()["open"] == 0.0
+    summary = scored({"g1": [[stats]]}).summary()
     assert (summary["gate_mean"], summary["gate_closed"]) == (pytest.approx(0.3), 0.5)
 
 
@@ -30,15 +36,14 @@ def test_batches_add_up_to_what_one_batch_gives() -> None:
     whole.add(scores, scores)
     for part in scores.split(2):
         parts.add(part, part)
-    for name in ("n", "mean", "std", "minimum", "maximum", "closed_share", "mean_abs_logit"):
-        assert getattr(parts, name) == pytest.approx(getattr(whole, name)), name
-    assert whole.std == pytest.approx(float(scores.double().std(correction=0)))
+    assert parts.figures() == pytest.approx(whole.figures()) and parts.n == whole.n
+    assert whole.figures()["std"] == pytest.approx(float(scores.double().std(correction=0)))
 
 
 def test_equal_scores_have_no_deviation() -> None:
     stats = GateStats()
     stats.add(torch.full((1000,), 0.1), torch.zeros(1000))
-    assert stats.std == pytest.approx(0.0, abs=1e-7)
+    assert stats.figures()["std"] == pytest.approx(0.0, abs=1e-7)
 
 
 def test_the_first_token_has_a_mean_of_its_own() -> None:
@@ -48,7 +53,7 @@ def test_the_first_token_has_a_mean_of_its_own() -> None:
     scores[:, 0] = 1.0
     stats.add(scores, scores)
     stats.add_first(scores)
-    assert (stats.first_mean, stats.mean) == (1.0, 0.25)
+    assert (stats.figures()["first"], stats.figures()["mean"]) == (1.0, 0.25)
 
 
 def test_a_first_token_of_its_own_kind_is_found_in_a_model() -> None:
@@ -66,7 +71,7 @@ def test_a_first_token_of_its_own_kind_is_found_in_a_model() -> None:
             gate.proj.weight.zero_()
             gate.proj.weight[:, 0] = -40.0
     result = probe(model, ids, batch_size=2, device=CPU)
-    assert result.details()["gate_first"] == pytest.approx(0.0, abs=1e-6)
+    assert result.flat()["gate_first"] == pytest.approx(0.0, abs=1e-6)
     assert result.summary()["gate_mean"] == pytest.approx(0.45)  # nine tokens of ten at one half
     arrays = result.arrays()
     assert arrays["value_norm_first"].max() < 1e-6 < arrays["value_norm_raw_first"].min()
@@ -74,7 +79,7 @@ def test_a_first_token_of_its_own_kind_is_found_in_a_model() -> None:
 
 def test_arrays_have_a_row_a_layer() -> None:
     result = probe(build("g1_headwise+g2_elementwise"), token_ids(2, 9).numpy(), batch_size=2, device=CPU)
-    arrays = gate_arrays(result.gates)
+    arrays = result.of(GateScores).arrays()
     for site in ("g1", "g2"):
         for name in ("mean", "std", "min", "max", "closed", "open", "abs_logit", "first"):
             assert arrays[f"gate_{site}_{name}"].shape == (2,)
@@ -84,8 +89,26 @@ def test_arrays_have_a_row_a_layer() -> None:
         assert np.isfinite(arrays[f"gate_{site}_first"]).all()
 
 
+def test_figures_by_head_are_those_of_each_head_and_their_mean_is_the_layers() -> None:
+    result = probe(build("g1_headwise+g2_elementwise"), token_ids(2, 9).numpy(), batch_size=2, device=CPU)
+    arrays = result.of(GateScores).arrays()
+    for site in ("g1", "g2"):
+        heads = {name: arrays[f"gate_{site}_head_{name}"] for name in ("mean", "at_end", "abs_logit")}
+        assert heads["mean"].shape[0] == 2 and heads["mean"].shape == heads["abs_logit"].shape
+        assert heads["mean"].mean(axis=1) == pytest.approx(arrays[f"gate_{site}_mean"])
+        assert heads["abs_logit"].mean(axis=1) == pytest.approx(arrays[f"gate_{site}_abs_logit"])
+        at_end = arrays[f"gate_{site}_closed"] + arrays[f"gate_{site}_open"]
+        assert heads["at_end"].mean(axis=1) == pytest.approx(at_end)
+
+
+def test_a_shared_gate_has_one_score_for_every_head() -> None:
+    arrays = probe(build("g1_headwise_shared"), token_ids(2, 9).numpy(), batch_size=2, device=CPU).arrays()
+    assert (arrays["gate_g1_head_mean"] == arrays["gate_g1_head_mean"][:, :1]).all()
+
+
 def test_without_gates_there_is_no_spread() -> None:
-    assert gate_spread({}) == {"gate_std": None, "gate_min": None, "gate_max": None, "gate_first": None}
+    summary = scored({}).summary()
+    assert {summary[key] for key in ("gate_std", "gate_min", "gate_max", "gate_first")} == {None}
 
 
 def test_a_hard_gate_is_closed_or_open_and_nothing_between() -> None:

@@ -114,10 +114,10 @@ def test_under_the_block_the_probe_sees_no_attention_to_the_first_token() -> Non
     model, ids = build("baseline"), token_ids(2, 10).numpy()
     with blocked_first_key(model):
         result = probe(model, ids, **DATA)
-    np.testing.assert_allclose(result.share, 0.1, atol=1e-6)
-    np.testing.assert_allclose(result.share_excl, 0.0, atol=1e-6)
+    np.testing.assert_allclose(result.arrays()["first_token_share"], 0.1, atol=1e-6)
+    np.testing.assert_allclose(result.arrays()["first_token_share_excl"], 0.0, atol=1e-6)
     with blocked_first_key(model, layers=[1]):
-        share = probe(model, ids, **DATA).share
+        share = probe(model, ids, **DATA).arrays()["first_token_share"]
     assert share[0].min() > 0.15 and share[1] == pytest.approx([0.1] * 4, abs=1e-6)
 
 
@@ -135,7 +135,7 @@ def test_with_a_first_value_of_zero_the_weights_stay() -> None:
     model, ids = even_head()
     with zeroed_first_value(model):
         assert means(model, ids) == [0, 10, 16.667, 22.5]
-        share = probe(model, ids.numpy(), **DATA).share
+        share = probe(model, ids.numpy(), **DATA).arrays()["first_token_share"]
     assert share[0, 0] == pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 4) / 4, abs=1e-6)
     assert means(model, ids) == [10, 15, 20, 25]
 
@@ -245,14 +245,14 @@ def test_replacing_scores_nests() -> None:
 def test_the_residual_stream_is_clamped_before_the_first_layer_and_after_each() -> None:
     """Embeddings of 1 with 50 in channel 4; layer 2 adds -90 to channel 5. Clipped at 20: 20, 20, and -20."""
     model, ids = spiked(), token_ids(2, 6).numpy()
-    assert probe(model, ids, **DATA).max_activation.tolist() == [50.0, 89.0]
+    assert probe(model, ids, **DATA).arrays()["max_activation"].tolist() == [50.0, 89.0]
     with clipped_residual(model, dict.fromkeys(range(3), 20.0)):
         result = probe(model, ids, **DATA)
-        assert result.max_activation.tolist() == [20.0, 20.0]
+        assert result.arrays()["max_activation"].tolist() == [20.0, 20.0]
         assert result.arrays()["activation_max"][0, 1] == 20.0  # what the first layer reads is clamped already
     with clipped_residual(model, {2: 20.0}):
-        assert probe(model, ids, **DATA).max_activation.tolist() == [50.0, 20.0]
-    assert probe(model, ids, **DATA).max_activation.tolist() == [50.0, 89.0]
+        assert probe(model, ids, **DATA).arrays()["max_activation"].tolist() == [50.0, 20.0]
+    assert probe(model, ids, **DATA).arrays()["max_activation"].tolist() == [50.0, 89.0]
 
 
 def spiked() -> Transformer:
@@ -426,8 +426,8 @@ def test_effects_have_a_row_each_and_split_the_loss_by_group() -> None:
         assert sum(p.change * p.tokens for p in parts) == pytest.approx(row.losses["all"].change * 60, abs=1e-6)
     assert blocked.losses["all"].change != 0.0
     assert blocked.losses["all"].loss - untouched.losses["all"].loss == pytest.approx(blocked.losses["all"].change)
-    assert blocked.first_token_share == pytest.approx(1 / 12, abs=1e-6)
-    assert blocked.sink_rate == 0.0
+    assert blocked.figures["first_token_share"] == pytest.approx(1 / 12, abs=1e-6)
+    assert blocked.figures["sink_rate"] == 0.0
 
 
 def test_what_cannot_apply_has_no_numbers() -> None:
@@ -441,4 +441,4 @@ def test_what_cannot_apply_has_no_numbers() -> None:
         probe_inputs=ids,
         **DATA,
     )
-    assert rows[1].applies is False and rows[1].losses == {} and rows[1].m_act is None
+    assert rows[1].applies is False and rows[1].losses == {} and rows[1].figures["m_act"] is None

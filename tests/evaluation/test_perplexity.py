@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gatebench.data.tokens import IGNORED_TARGET, Corpus, heldout_windows
-from gatebench.evaluation.perplexity import DomainScore, domain_scores, score, summarize, token_nll
+from gatebench.evaluation.perplexity import LOGITS_LENGTH, DomainScore, domain_scores, score, summarize, token_nll
 from gatebench.model.transformer import Transformer
 from tests.model.shapes import build
 
@@ -153,6 +153,17 @@ def test_padding_moves_nothing(model: Transformer) -> None:
     )
 
 
+def test_losses_of_long_windows_in_parts_are_those_of_all_logits() -> None:
+    model = build("registers4", vocab_size=11).eval()
+    windows = np.random.default_rng(0).integers(0, 11, (3, LOGITS_LENGTH + 41))
+    nll = nll_of(model, windows[:, :-1], windows[:, 1:], 2)
+    with torch.no_grad():
+        log_p = model(torch.from_numpy(windows[:, :-1])).log_softmax(dim=-1)
+    expected = -log_p.gather(-1, torch.from_numpy(windows[:, 1:, None]))[..., 0]
+    assert nll.shape == (3, LOGITS_LENGTH + 40)
+    assert np.allclose(nll, expected.numpy(), atol=1e-5)
+
+
 def test_padding_moves_nothing_in_double_precision(model: Transformer) -> None:
     """The arithmetic itself: with fp64 logits the sums agree to 1e-9 in a padded batch, alone, and without padding."""
     double = build("g1_elementwise", vocab_size=512).double().eval()
@@ -161,7 +172,9 @@ def test_padding_moves_nothing_in_double_precision(model: Transformer) -> None:
     targets[0, 5:] = IGNORED_TARGET
 
     class Fp64(torch.nn.Module):
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        lm_head = torch.nn.Identity()
+
+        def hidden(self, ids: torch.Tensor) -> torch.Tensor:
             logits: torch.Tensor = double(ids)
             return AsFloat64(logits)
 

@@ -15,13 +15,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gatebench.evaluation.probes.probe import (
-    GateStats,
-    ProbeResult,
-    attention_to_first_keys,
-    probe,
-    uniform_first_token_share,
-)
+from gatebench.evaluation.probes.gate_scores import GateStats
+from gatebench.evaluation.probes.probe import ProbeResult, probe
+from gatebench.evaluation.probes.sinks import attention_to_first_keys, uniform_first_token_share
 from gatebench.model.build import build_run_model
 from gatebench.model.kernels import attention_map
 from gatebench.model.transformer import Transformer
@@ -70,7 +66,9 @@ def looking_evenly(**changes: object) -> Transformer:
 def test_uniform_attention_has_the_floor_as_its_share(length: int, share: float) -> None:
     assert uniform_first_token_share(length) == pytest.approx(share, abs=5e-5 if length == 8 else 5e-6)
     result = measured(looking_evenly(), ids_of(1, length))
-    assert result.share == pytest.approx(np.full((2, 4), uniform_first_token_share(length)), abs=1e-5)
+    assert result.arrays()["first_token_share"] == pytest.approx(
+        np.full((2, 4), uniform_first_token_share(length)), abs=1e-5
+    )
     summary = result.summary()
     assert summary["first_token_share"] == pytest.approx(share, abs=5e-5 if length == 8 else 1e-5)
     assert summary["first_token_floor"] == pytest.approx(share, abs=5e-5 if length == 8 else 5e-6)
@@ -82,7 +80,7 @@ def test_the_floor_without_query_0_is_that_of_the_other_queries() -> None:
     assert uniform_first_token_share(3, exclude_first_query=True) == pytest.approx(5 / 12)
     assert uniform_first_token_share(3) == pytest.approx(11 / 18)
     result = measured(looking_evenly(), ids_of(2, 8))
-    assert result.share_excl == pytest.approx(np.full((2, 4), (2.717857 - 1) / 7), abs=1e-5)
+    assert result.arrays()["first_token_share_excl"] == pytest.approx(np.full((2, 4), (2.717857 - 1) / 7), abs=1e-5)
 
 
 @pytest.mark.parametrize("length", [3, 8, 9, 40])
@@ -92,8 +90,8 @@ def test_the_share_equals_the_explicit_map(name: str, length: int) -> None:
     model, ids = build(name), ids_of(3, length)
     result = measured(model, ids, batch_size=2)
     share, share_excl = explicit_shares(model, ids)
-    np.testing.assert_allclose(result.share, share, atol=1e-5)
-    np.testing.assert_allclose(result.share_excl, share_excl, atol=1e-5)
+    np.testing.assert_allclose(result.arrays()["first_token_share"], share, atol=1e-5)
+    np.testing.assert_allclose(result.arrays()["first_token_share_excl"], share_excl, atol=1e-5)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
@@ -113,16 +111,18 @@ def test_the_share_of_a_trained_model_equals_the_explicit_map(reference: Path) -
     ids = token_ids(4, 32, vocab_size=512).numpy()
     result = measured(model.eval(), ids)
     share, share_excl = explicit_shares(model, ids)
-    np.testing.assert_allclose(result.share, share, atol=1e-5)
-    np.testing.assert_allclose(result.share_excl, share_excl, atol=1e-5)
-    assert np.ptp(result.share) > 1e-3  # training moved it off the floor, head by head
+    np.testing.assert_allclose(result.arrays()["first_token_share"], share, atol=1e-5)
+    np.testing.assert_allclose(result.arrays()["first_token_share_excl"], share_excl, atol=1e-5)
+    assert np.ptp(result.arrays()["first_token_share"]) > 1e-3  # training moved it off the floor, head by head
 
 
 @pytest.mark.parametrize("length", [8, 33])
 def test_the_two_shares_hang_together(length: int) -> None:
     """Query 0 can only look at itself: F_incl = (1 + (T - 1) F_excl) / T."""
     result = measured(build("baseline"), ids_of(3, length))
-    np.testing.assert_allclose(result.share, (1 + (length - 1) * result.share_excl) / length, atol=1e-6)
+    sinks = result.arrays()
+    expected = (1 + (length - 1) * sinks["first_token_share_excl"]) / length
+    np.testing.assert_allclose(sinks["first_token_share"], expected, atol=1e-6)
 
 
 def test_a_planted_sink_is_found_in_its_head_alone() -> None:
@@ -143,8 +143,8 @@ def test_a_planted_sink_is_found_in_its_head_alone() -> None:
         attention.k_proj.weight[2 * 8 : 3 * 8] = 0.0
         attention.k_proj.weight[2 * 8 + 3] = 40.0 * torch.eye(24)[1]
     result = measured(model, ids)
-    assert result.share_excl[1, 2] == pytest.approx(1.0, abs=1e-3)
-    others = np.delete(result.share_excl.ravel(), 1 * 4 + 2)
+    assert result.arrays()["first_token_share_excl"][1, 2] == pytest.approx(1.0, abs=1e-3)
+    others = np.delete(result.arrays()["first_token_share_excl"].ravel(), 1 * 4 + 2)
     np.testing.assert_allclose(others, uniform_first_token_share(20, exclude_first_query=True), atol=1e-5)
 
 
@@ -195,7 +195,7 @@ def test_m_act_is_the_mean_over_layers_of_the_largest_residual_before_the_final_
         model.embed.weight[:, 4] = 3.0
         model.blocks[1].attn.o_proj.bias[4] = -53.0
     result = measured(model, ids_of(2, 12))
-    assert result.max_activation.tolist() == [3.0, 50.0]
+    assert result.arrays()["max_activation"].tolist() == [3.0, 50.0]
     assert result.summary()["m_act"] == 26.5
 
 
@@ -209,7 +209,7 @@ def test_one_planted_token_in_one_batch_is_enough() -> None:
         model.embed.weight[41, 3] = 777.0
     assert measured(model, ids).summary()["m_act"] <= 1.0
     ids[3, 5] = 41
-    assert measured(model, ids, batch_size=2).max_activation.tolist() == [777.0, 777.0]
+    assert measured(model, ids, batch_size=2).arrays()["max_activation"].tolist() == [777.0, 777.0]
 
 
 # --- gate scores
@@ -219,8 +219,9 @@ def test_half_at_0_and_half_at_0_6_has_mean_0_3_and_is_half_closed() -> None:
     stats = GateStats()
     scores = torch.tensor([0.0, 0.6]).repeat(50)
     stats.add(scores, torch.full((100,), -2.0))
-    assert stats.mean == pytest.approx(0.3) and stats.closed_share == 0.5 and stats.open_share == 0.0
-    assert stats.mean_abs_logit == 2.0
+    figures = stats.figures()
+    assert figures["mean"] == pytest.approx(0.3) and figures["closed"] == 0.5 and figures["open"] == 0.0
+    assert figures["abs_logit"] == 2.0
     assert stats.counts.sum() == 100 and stats.counts[0] == 50 and stats.counts[30] == 50
 
 
@@ -301,7 +302,7 @@ def test_two_gates_at_one_site_share_a_row_and_pool_their_histograms() -> None:
     arrays = result.arrays()
     stats = result.gates["g1"][0]
     assert len(stats) == 2 and [s.n for s in stats] == [2 * 10 * 4, 2 * 10 * 4 * 8]
-    assert arrays["gate_g1_mean"][0] == pytest.approx(np.mean([s.mean for s in stats]))
+    assert arrays["gate_g1_mean"][0] == pytest.approx(np.mean([s.figures()["mean"] for s in stats]))
     assert arrays["gate_g1_hist"].sum(axis=1).tolist() == [2 * 10 * 4 * 9] * 2
 
 

@@ -57,13 +57,14 @@ def looking_evenly(name: str) -> Transformer:
 def test_streamed_shares_are_those_of_the_explicit_map(name: str, length: int) -> None:
     """Below head_dim and above one block of queries."""
     model, ids = build(name).eval(), token_ids(3, length)
-    result = probe(model, ids.numpy(), **DATA)
+    sinks = probe(model, ids.numpy(), **DATA).arrays()
     for layer, (q, k, _, decay) in enumerate(kernel_inputs(model, ids)):
         kernel = model.blocks[layer].attn.kernel
         rows = kernel.shares(q, k, decay)
-        np.testing.assert_allclose(result.share[layer], rows[..., 0].mean(dim=(0, 2)).detach(), atol=1e-5)
-        np.testing.assert_allclose(result.share_excl[layer], rows[:, :, 1:, 0].mean(dim=(0, 2)).detach(), atol=1e-5)
-        alpha = result.sinks.alpha[layer]
+        without_query_0 = rows[:, :, 1:, 0].mean(dim=(0, 2)).detach()
+        np.testing.assert_allclose(sinks["first_token_share"][layer], rows[..., 0].mean(dim=(0, 2)).detach(), atol=1e-5)
+        np.testing.assert_allclose(sinks["first_token_share_excl"][layer], without_query_0, atol=1e-5)
+        alpha = sinks["sink_alpha"][layer]
         for key in range(alpha.shape[-1]):
             np.testing.assert_allclose(alpha[:, key], rows[:, :, key:, key].mean(dim=(0, 2)).detach(), atol=1e-5)
 
@@ -75,7 +76,9 @@ def test_scores_of_zero_have_the_shares_that_each_kernel_gives_them() -> None:
     expected = {"baseline": uniform_first_token_share(8), "softmax1": with_null_key, "softpick": 0.0}
     expected |= dict.fromkeys(("sigmoid_attention", "differential"), expected["baseline"])
     for name, share in expected.items():
-        np.testing.assert_allclose(probe(looking_evenly(name), ids, **DATA).share, share, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(
+            probe(looking_evenly(name), ids, **DATA).arrays()["first_token_share"], share, atol=1e-6, err_msg=name
+        )
     assert expected["baseline"] == pytest.approx(0.3397, abs=1e-4)
 
 
@@ -85,7 +88,7 @@ def test_rows_over_the_tokens_sum_to_less_than_one_beside_a_null_key(name: str) 
     model, ids = build(name), token_ids(2, 8).numpy()
     rows = attention_maps(model, ids, [0, 1], device=CPU, length=8).sum(axis=-1)
     assert rows.max() < 0.999 and rows.min() > 0.0
-    together = probe(model, ids, **DATA).sinks.first_keys_share[..., -1]
+    together = probe(model, ids, **DATA).arrays()["first_keys_share"][..., -1]
     np.testing.assert_allclose(together, rows.mean(axis=-1), atol=1e-5)
     np.testing.assert_allclose(attention_maps(build("baseline"), ids, [0], device=CPU, length=8).sum(-1), 1, atol=1e-5)
 
@@ -94,7 +97,7 @@ def test_with_registers_the_first_key_is_a_register_and_the_text_begins_after_th
     """Even attention over 3 + 5 tokens is that over 8; maps are 8 wide, and key 3 is the text's first."""
     model, ids = looking_evenly("registers3"), token_ids(2, 5).numpy()
     result = probe(model, ids, **DATA)
-    np.testing.assert_allclose(result.share, uniform_first_token_share(8), atol=1e-6)
+    np.testing.assert_allclose(result.arrays()["first_token_share"], uniform_first_token_share(8), atol=1e-6)
     summary = result.summary()
     assert summary["first_token_floor"] == pytest.approx(uniform_first_token_share(8))
     assert summary["probe_tokens"] == 10
@@ -107,8 +110,7 @@ def test_triggers_keep_their_places_after_registers() -> None:
     triggers = np.zeros(ids.shape, dtype=bool)
     triggers[0, 5] = True  # key 8 of the sequence
     result = probe(model, ids, triggers=triggers, **DATA)
-    assert result.destinations is not None
-    shares = result.destinations.arrays()["attention_idle"][..., 3]  # trigger keys, for the queries 4 to 31 but 8
+    shares = result.arrays()["attention_idle"][..., 3]  # trigger keys, for the queries 4 to 31 but 8
     expected = sum(1 / (i + 1) for i in range(10, 32)) / 27  # at query 9 it is the token before
     np.testing.assert_allclose(shares, expected, atol=1e-6)
 
@@ -135,9 +137,8 @@ def test_under_the_block_every_probe_sees_no_attention_on_the_first_key(name: st
     model, ids = build(name), token_ids(2, 40).numpy()
     with blocked_first_key(model):
         result = probe(model, ids, **DATA)
-    np.testing.assert_allclose(result.share_excl, 0.0, atol=1e-6)
-    assert result.destinations is not None
-    np.testing.assert_allclose(result.destinations.arrays()["attention_idle"][..., 0], 0.0, atol=1e-6)
+    np.testing.assert_allclose(result.arrays()["first_token_share_excl"], 0.0, atol=1e-6)
+    np.testing.assert_allclose(result.arrays()["attention_idle"][..., 0], 0.0, atol=1e-6)
 
 
 def test_a_first_value_of_zero_takes_one_part_out_of_the_average() -> None:

@@ -38,10 +38,11 @@ def made_up(alphas: list[float], length: int = 8) -> Tensor:
     return torch.tensor(alphas)[None, :, None, None].expand(1, len(alphas), length, 1)
 
 
-def stats_of(attention: Tensor, n_keys: int = 1) -> SinkStats:
-    stats = SinkStats(1, attention.shape[1], attention.shape[2], n_keys)
+def arrays_of(attention: Tensor) -> dict[str, Any]:
+    """Of one layer."""
+    stats = SinkStats(attention.shape[2])
     stats.add(0, attention)
-    return stats
+    return {name: array[0] for name, array in stats.arrays().items()}
 
 
 def explicit_maps(model: Transformer, ids: Any) -> Any:
@@ -63,36 +64,37 @@ def explicit_maps(model: Transformer, ids: Any) -> Any:
 
 
 def test_one_head_of_four_on_the_first_key_is_a_mean_of_25_percent_and_a_rate_of_25_percent() -> None:
-    stats = stats_of(made_up([1.0, 0.0, 0.0, 0.0]))
-    assert stats.share.mean() == pytest.approx(0.25) and stats.rate.mean() == pytest.approx(0.25)
+    stats = SinkStats(8)
+    stats.add(0, made_up([1.0, 0.0, 0.0, 0.0]))
+    arrays = stats.arrays()
+    assert arrays["first_token_share"].mean() == pytest.approx(0.25) == arrays["sink_rate"].mean()
     assert stats.summary()["sink_rate"] == pytest.approx(0.25)
 
 
 def test_all_heads_at_28_percent_are_a_mean_of_28_percent_and_no_sink() -> None:
-    stats = stats_of(made_up([0.28] * 4))
-    assert stats.share.mean() == pytest.approx(0.28) and stats.rate.mean() == 0.0
+    arrays = arrays_of(made_up([0.28] * 4))
+    assert arrays["first_token_share"].mean() == pytest.approx(0.28) and arrays["sink_rate"].mean() == 0.0
 
 
 def test_the_threshold_itself_is_no_sink() -> None:
     attention = torch.tensor([0.5, 0.25, 0.25, 0.2], dtype=torch.float64).view(1, 1, 4, 1)  # mean 0.3
-    assert stats_of(attention).alpha[0, 0, 0] == pytest.approx(0.3)
-    assert stats_of(attention).rate[0, 0, 0] == 0.0
-    assert stats_of(attention + 1e-9).rate[0, 0, 0] == 1.0
+    assert arrays_of(attention)["sink_alpha"][0, 0] == pytest.approx(0.3)
+    assert arrays_of(attention)["sink_rate"][0, 0] == 0.0
+    assert arrays_of(attention + 1e-9)["sink_rate"][0, 0] == 1.0
 
 
 def test_the_rate_counts_windows_and_the_share_averages_them() -> None:
     """A window at 1 and one at 0: share one half, rate one half, though the mean head is over epsilon."""
-    stats = SinkStats(1, 1, 8, 1)
-    stats.add(0, torch.cat((made_up([1.0]), made_up([0.0]))))
-    assert stats.share[0, 0] == 0.5 and stats.rate[0, 0, 0] == 0.5
+    arrays = arrays_of(torch.cat((made_up([1.0]), made_up([0.0]))))
+    assert arrays["first_token_share"][0] == 0.5 and arrays["sink_rate"][0, 0] == 0.5
 
 
 def test_alpha_of_a_later_key_is_over_the_queries_that_can_see_it() -> None:
     """Key 2 of 3 tokens gets 0.4 and 0.6 from queries 2 and 3: alpha_2 = 0.5. Of all three queries it is a third."""
     attention = torch.tensor([[1.0, 0.0], [0.6, 0.4], [0.2, 0.6]]).double()[None, None]
-    stats = stats_of(attention, n_keys=2)
-    assert stats.alpha[0, 0].tolist() == pytest.approx([0.6, 0.5])
-    assert stats.first_keys_share[0, 0].tolist() == pytest.approx([0.6, 0.6 + 1 / 3])
+    arrays = arrays_of(attention)
+    assert arrays["sink_alpha"][0].tolist() == pytest.approx([0.6, 0.5])
+    assert arrays["first_keys_share"][0].tolist() == pytest.approx([0.6, 0.6 + 1 / 3])
 
 
 # --- floors
@@ -105,7 +107,7 @@ def test_uniform_attention_at_512_has_its_floor_and_no_sink() -> None:
     result = probe(model, token_ids(1, 512).numpy(), batch_size=1, device=CPU)
     assert result.summary()["first_token_share"] == pytest.approx(0.01331, abs=5e-6)
     assert result.summary()["sink_rate"] == 0.0
-    details = result.details()
+    details = result.flat()
     assert details["first_token_share_64"] == pytest.approx(0.07413, abs=1e-5)
     assert details["first_token_floor_64"] == pytest.approx(0.07413, abs=1e-5)
     arrays = result.arrays()

@@ -16,9 +16,10 @@ from gatebench import hf
 from gatebench.data.tokens import Corpus
 from gatebench.errors import UserError
 from gatebench.evaluation.benchmarks.checkpoint import CORPUS
+from gatebench.evaluation.evaluate import context_of, in_turn
 from gatebench.evaluation.probes.probe import probe
-from gatebench.evaluation.probes.run_probes import Request, kept_maps, write_probes
-from gatebench.hf.tokenizer import adds_bos
+from gatebench.evaluation.probes.run_probes import Request, kept_maps, seal, write_probes
+from gatebench.hf.tokenizer import prefix_ids
 from gatebench.training.hardware import resolve_accelerator
 
 if TYPE_CHECKING:
@@ -58,15 +59,10 @@ def probe_checkpoint(
     maps = kept_maps(transformer, windows, request, device)
     result = probe(transformer, windows, batch_size=BATCH_SIZE, device=device)
     identity = {"run": source, "variant": model.config.variant, "seed": None}
-    context = {
-        "corpus": name,
-        "corpus_fingerprint": fingerprint,
-        "seq_len": seq_len,
-        "bos": adds_bos(tokenizer),
-        "dtype": "float32",
-    }
+    context = context_of(name, fingerprint, seq_len, bos=bool(prefix_ids(tokenizer)))
     write_probes(folder, identity, context, result, maps, request)
-    return {**identity, "context": context, "probes": {**result.summary(), **result.details()}}
+    seal(folder)
+    return {**identity, "context": context, "probes": result.flat()}
 
 
 def text_windows(
@@ -82,19 +78,18 @@ def text_windows(
     the token after a window its last target; with BOS every window begins with one. Domains take turns, each with its
     windows in a fixed shuffled order. Raises UserError, naming `name`, where no document is that long.
     """
-    first = [tokenizer.bos_token_id] if adds_bos(tokenizer) else []
+    first = prefix_ids(tokenizer)
     found: list[list[list[int]]] = []
     for texts in documents.values():
         windows = []
         for ids in tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids:
             starts = range(0, len(ids) - seq_len + len(first), seq_len)
             windows += [(first + ids[start : start + seq_len])[:seq_len] for start in starts]
-        order = np.random.Generator(np.random.Philox(0)).permutation(len(windows))
-        found.append([windows[n] for n in order])
-    chosen = [windows[row] for row in range(max(map(len, found))) for windows in found if row < len(windows)]
+        found.append(windows)
+    chosen = in_turn(found, max(1, n_tokens // seq_len))
     if not chosen:
         raise UserError(f"--seq-len {seq_len}: '{name}' has no document of so many tokens; legal: a smaller one")
-    return np.array(chosen[: max(1, n_tokens // seq_len)], dtype=np.int64)
+    return np.array(chosen, dtype=np.int64)
 
 
 def _documents(text: Path | None) -> tuple[str, str, dict[str, list[str]]]:

@@ -13,9 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
+from gatebench.evaluation.probes.base import Array, Batch, Probe
 from gatebench.evaluation.probes.sinks import BLOCK, up_to
 from gatebench.model.kernels import Kernel
+from gatebench.model.transformer import Block
 
 DESTINATIONS = ("first", "self", "previous", "trigger", "rest", "none")
 """What a key is to a query. One that is two of these counts for the first in this order.
@@ -25,7 +28,6 @@ DESTINATIONS = ("first", "self", "previous", "trigger", "rest", "none")
 QUERIES = ("idle", "trigger")
 STAGES = ("sdpa", "gated", "o_proj", "output")
 """SDPA output per head before and after what sits at G1; the layer's output projection, and what G5 makes of it."""
-PER_HEAD = STAGES[:2]
 MAX_TOKENS = 16_384
 """Tokens, in whole windows from the first on, over which the attention rows are read: their cost grows with T."""
 SKIPPED = 32
@@ -57,20 +59,33 @@ def destinations(rows: Tensor, triggers: Tensor, start: int) -> Tensor:
     return torch.stack(shares, dim=-1)
 
 
-class DestinationStats:
+class DestinationStats(Probe):
     """Means over idle and over trigger queries: attention by destination, entropy of its row, norms of the output."""
 
-    def __init__(self, n_layers: int, n_heads: int, length: int) -> None:
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
         self.start = skipped_queries(length)
-        self.max_windows = max(1, MAX_TOKENS // length)
-        self.n_windows = np.zeros(n_layers, dtype=np.int64)
-        self._n_rows = np.zeros((n_layers, len(QUERIES)), dtype=np.int64)
-        self._share = np.zeros((len(QUERIES), n_layers, n_heads, len(DESTINATIONS)))
-        self._entropy = np.zeros((len(QUERIES), n_layers, n_heads))
-        self._n_outputs = np.zeros((len(STAGES), n_layers, len(QUERIES)), dtype=np.int64)
-        self._norms = {
-            stage: np.zeros((len(QUERIES), n_layers, *([n_heads] if stage in PER_HEAD else []))) for stage in STAGES
-        }
+        self._windows_left: dict[int, int] = {}
+        """By layer."""
+
+    def attach(self, layer: int, block: Block, batch: Batch) -> list[RemovableHandle]:
+        """Count a layer's attention rows and outputs from now on."""
+
+        def attention(kernel: Any, args: tuple[Any, ...]) -> None:
+            q, k, _, decay = args
+            self.add_attention(layer, kernel, q, k, decay, batch.triggers)
+
+        def output(stage: str, values: Tensor) -> None:
+            self.add_output(layer, stage, values, batch.triggers)
+
+        attn = block.attn
+        return [
+            attn.kernel.register_forward_pre_hook(attention),
+            attn.g1.register_forward_hook(lambda _, args, gated: output("sdpa", args[0])),
+            attn.g1.register_forward_hook(lambda _, args, gated: output("gated", gated)),
+            attn.o_proj.register_forward_hook(lambda _, args, projected: output("o_proj", projected)),
+            attn.register_forward_hook(lambda _, args, whole: output("output", whole)),
+        ]
 
     def add_attention(
         self, layer: int, kernel: Kernel, q: Tensor, k: Tensor, decay: Tensor | None, triggers: Tensor
@@ -79,30 +94,29 @@ class DestinationStats:
 
         `decay` (B, H, T) is what `Kernel.decay` returned.
         """
-        left = self.max_windows - int(self.n_windows[layer])
-        if left <= 0:
+        left = self._windows_left.setdefault(layer, max(1, MAX_TOKENS // self.length))
+        if left == 0:
             return
         q, k, triggers = q[:left], k[:left], triggers[:left]
         decay = None if decay is None else decay[:left]
-        self.n_windows[layer] += len(q)
+        self._windows_left[layer] = left - len(q)
         length = q.shape[2]
         for start in range(self.start, length, BLOCK):
             stop = min(start + BLOCK, length)
             rows = kernel.shares(*up_to(slice(start, stop), q, k, decay))  # (B, H, Q, stop)
             shares = destinations(rows, triggers[:, :stop], start)
             entropy = torch.special.entr(rows).sum(dim=-1)  # (B, H, Q)
-            for place, chosen in enumerate(_queries(triggers[:, start:stop])):
-                weights = chosen.to(rows.dtype)
-                self._n_rows[layer, place] += int(chosen.sum())
-                self._share[place, layer] += _numpy(torch.einsum("bhqn,bq->hn", shares, weights))
-                self._entropy[place, layer] += _numpy(torch.einsum("bhq,bq->h", entropy, weights))
+            for queries, chosen in _queries(triggers[:, start:stop]).items():
+                weights, n = chosen.to(rows.dtype), int(chosen.sum())
+                self.count(f"attention_{queries}", layer, _numpy(torch.einsum("bhqn,bq->hn", shares, weights)), n)
+                row_entropy = _numpy(torch.einsum("bhq,bq->h", entropy, weights))
+                self.count(f"attention_{queries}_entropy", layer, row_entropy, n)
 
     def add_output(self, layer: int, stage: str, output: Tensor, triggers: Tensor) -> None:
-        """Count the norms of `output`: (B, T, H, D) at the stages of PER_HEAD, (B, T, C) at the others."""
+        """Count the norms of `output`: (B, T, H, D) at the first two of STAGES, (B, T, C) at the others."""
         norms = output[:, self.start :].float().norm(dim=-1)  # (B, T', H) or (B, T')
-        for place, chosen in enumerate(_queries(triggers[:, self.start :])):
-            self._n_outputs[STAGES.index(stage), layer, place] += int(chosen.sum())
-            self._norms[stage][place, layer] += _numpy(norms[chosen].double().sum(dim=0))
+        for queries, chosen in _queries(triggers[:, self.start :]).items():
+            self.count(f"norm_{stage}_{queries}", layer, _numpy(norms[chosen].double().sum(dim=0)), int(chosen.sum()))
 
     def summary(self) -> dict[str, float | None]:
         """Return means over layers and heads; null for trigger keys and queries where there is none."""
@@ -111,38 +125,30 @@ class DestinationStats:
         for queries in QUERIES:
             shares = arrays.get(f"attention_{queries}")
             for place, name in enumerate(DESTINATIONS):
-                known = name != "trigger" or self._has_triggers
+                known = name != "trigger" or "attention_trigger" in arrays
                 share = float(shares[..., place].mean()) if shares is not None and known else None
                 flat[f"attention_{queries}_{name}"] = share
             for name in (f"attention_{queries}_entropy", *(f"norm_{stage}_{queries}" for stage in STAGES)):
                 flat[name] = float(arrays[name].mean()) if name in arrays else None
         return flat
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
+    def arrays(self) -> dict[str, Array]:
         """Return `attention_<queries>` (L, H, 6), `attention_<queries>_entropy` (L, H) in nats, and output norms.
 
         Those are `norm_<stage>_<queries>`, (L, H) or (L,). Nothing of trigger queries where there is none.
         """
-        arrays: dict[str, NDArray[Any]] = {}
-        for place, queries in enumerate(QUERIES):
-            n_rows = self._n_rows[:, place]
-            if not n_rows.any():
-                continue
-            arrays[f"attention_{queries}"] = self._share[place] / n_rows[:, None, None]
-            arrays[f"attention_{queries}_entropy"] = self._entropy[place] / n_rows[:, None]
-            for stage, sums in self._norms.items():
-                n = self._n_outputs[STAGES.index(stage), :, place]
-                arrays[f"norm_{stage}_{queries}"] = sums[place] / n.reshape(-1, *[1] * (sums.ndim - 2))
+        means, arrays = self.means(), {}
+        for queries in QUERIES:
+            if f"attention_{queries}" in means:
+                norms = (f"norm_{stage}_{queries}" for stage in STAGES)
+                for name in (f"attention_{queries}", f"attention_{queries}_entropy", *norms):
+                    arrays[name] = means[name]
         return arrays
 
-    @property
-    def _has_triggers(self) -> bool:
-        return bool(self._n_rows[:, QUERIES.index("trigger")].any())
 
-
-def _queries(triggers: Tensor) -> tuple[Tensor, Tensor]:
-    """Masks of the idle and of the trigger queries, in the order of QUERIES."""
-    return ~triggers, triggers
+def _queries(triggers: Tensor) -> dict[str, Tensor]:
+    """Masks of the idle and of the trigger queries."""
+    return dict(zip(QUERIES, (~triggers, triggers), strict=True))
 
 
 def _numpy(values: Tensor) -> NDArray[np.float64]:

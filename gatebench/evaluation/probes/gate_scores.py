@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
+from gatebench.evaluation.probes.base import Array, Batch, Probe
 from gatebench.gatespec import POSITIONS
 from gatebench.model.gates import Gate
+from gatebench.model.transformer import Block
 
 SITES = tuple(POSITIONS)
 CLOSED, OPEN = 0.1, 0.9
 HISTOGRAM_BINS = 50
+FIGURES = ("mean", "closed", "open", "abs_logit", "std", "min", "max", "first")
+
+HEAD_FIGURES = ("mean", "at_end", "abs_logit")
+"""By head: mean score, share of scores below 0.1 or above 0.9, mean |raw score|."""
 
 
 @dataclass
@@ -32,6 +41,9 @@ class GateStats:
     abs_logit: float = 0.0
     first_n: int = 0
     first_total: float = 0.0
+    by_head: NDArray[np.float64] | None = None
+    """(3, H): sums of scores, of those below 0.1 or above 0.9, and of |raw score|."""
+    head_n: int = 0
     edges: NDArray[np.float64] = field(default_factory=lambda: np.linspace(0.0, 1.0, HISTOGRAM_BINS + 1))
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(HISTOGRAM_BINS, dtype=np.int64))
 
@@ -49,41 +61,37 @@ class GateStats:
         low, high = float(self.edges[0]), float(self.edges[-1])
         self.counts += np.histogram(values.clamp(low, high).numpy(), bins=HISTOGRAM_BINS, range=(low, high))[0]
 
+    def add_heads(self, scores: Tensor, logits: Tensor) -> None:
+        """Sum by head over the scores (B, T, H, D or 1), one for all heads where shared, and logits that `add` took."""
+        heads = logits.shape[2]
+        values = scores.expand(-1, -1, heads, -1).transpose(0, 2).reshape(heads, -1).cpu().double()
+        raw = logits.transpose(0, 2).reshape(heads, -1).cpu().double()
+        at_end = ((values < CLOSED) | (values > OPEN)).double()
+        n = values.shape[1]
+        found = torch.stack([values.mean(1), at_end.mean(1), raw.abs().mean(1)]).numpy() * n
+        self.by_head = found if self.by_head is None else self.by_head + found
+        self.head_n += n
+
     def add_first(self, scores: Tensor) -> None:
         """Count the scores of the first token among those (B, T, H, D or 1) that `add` took."""
         values = scores[:, 0].cpu().double()
         self.first_n += values.numel()
         self.first_total += float(values.sum())
 
-    @property
-    def mean(self) -> float:
-        """Mean score."""
-        return self.total / self.n
-
-    @property
-    def std(self) -> float:
-        """Standard deviation over all scores."""
-        return math.sqrt(max(0.0, self.squares / self.n - self.mean**2))
-
-    @property
-    def closed_share(self) -> float:
-        """Share of scores below 0.1."""
-        return self.closed / self.n
-
-    @property
-    def open_share(self) -> float:
-        """Share of scores above 0.9."""
-        return self.open / self.n
-
-    @property
-    def mean_abs_logit(self) -> float:
-        """Mean absolute raw score."""
-        return self.abs_logit / self.n
-
-    @property
-    def first_mean(self) -> float:
-        """Mean score at position 0; the mean of all where none was counted."""
-        return self.first_total / self.first_n if self.first_n else self.mean
+    def figures(self) -> dict[str, float]:
+        """Return mean, standard deviation, share below 0.1 and above 0.9, mean |raw score|, extremes, and the mean at
+        position 0 (that of all where none was counted)."""
+        mean = self.total / self.n
+        return {
+            "mean": mean,
+            "std": math.sqrt(max(0.0, self.squares / self.n - mean**2)),
+            "closed": self.closed / self.n,
+            "open": self.open / self.n,
+            "abs_logit": self.abs_logit / self.n,
+            "min": self.minimum,
+            "max": self.maximum,
+            "first": self.first_total / self.first_n if self.first_n else mean,
+        }
 
 
 def histogram_edges(gate: Gate) -> NDArray[np.float64]:
@@ -98,53 +106,60 @@ def scored_gates(block: nn.Module, site: str) -> list[Gate]:
     return [gate for gate in getattr(block.attn, site).gates if gate.spec.source != "self"]
 
 
-GateTable = dict[str, list[list[GateStats]]]
-"""Site -> layer -> gate; sites without a scored gate are left out."""
+class GateScores(Probe):
+    """The scores of every gate of a model."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.gates: dict[str, list[list[GateStats]]] = {}
+        """Site -> layer -> gate; sites without a scored gate are left out."""
+
+    def attach(self, layer: int, block: Block, batch: Batch) -> list[RemovableHandle]:
+        """Count the scores of a layer's gates from now on."""
+
+        def hook(stats: GateStats) -> Any:
+            def add(gate: Any, args: tuple[Any, ...]) -> None:
+                logits = gate.logits(args[1]).float()
+                scores = gate.scores(logits)
+                scores = scores.expand(*args[1].hidden.shape[:2], -1, -1)  # a constant gate's count for every token
+                stats.add(scores, logits)
+                stats.add_first(scores)
+                stats.add_heads(scores, logits)
+
+            return add
+
+        handles = []
+        for site in SITES:
+            if gates := scored_gates(block, site):
+                stats = [GateStats(edges=histogram_edges(gate)) for gate in gates]
+                self.gates.setdefault(site, []).append(stats)
+                handles += [gate.register_forward_pre_hook(hook(s)) for gate, s in zip(gates, stats, strict=True)]
+        return handles
+
+    def summary(self) -> dict[str, float | None]:
+        """Return means over every gate of every layer, and the extremes; null without a gate."""
+        of_all = [s.figures() for layers in self.gates.values() for of_layer in layers for s in of_layer]
+        return {f"gate_{name}": _joined(name, of_all) if of_all else None for name in FIGURES}
+
+    def arrays(self) -> dict[str, Array]:
+        """Return figures (L,), by head (L, H), and counts (L, 50) by site.
+
+        Several gates at one site: their mean, summed histograms.
+        """
+        arrays: dict[str, Array] = {}
+        for site, layers in self.gates.items():
+            figures = [[s.figures() for s in of_layer] for of_layer in layers]
+            for name in ("mean", "std", "closed", "open", "abs_logit", "first", "min", "max"):
+                arrays[f"gate_{site}_{name}"] = np.array([_joined(name, of_layer) for of_layer in figures])
+            arrays[f"gate_{site}_hist"] = np.stack([np.sum([s.counts for s in g], axis=0) for g in layers])
+            arrays[f"gate_{site}_edges"] = layers[0][0].edges
+            if by_head := [[s.by_head / s.head_n for s in g if s.by_head is not None] for g in layers]:
+                for row, name in enumerate(HEAD_FIGURES):
+                    arrays[f"gate_{site}_head_{name}"] = np.stack([np.mean(g, axis=0)[row] for g in by_head])
+        return arrays
 
 
-def gate_summary(gates: GateTable) -> dict[str, float | None]:
-    """Return means over every gate of every layer (null without a gate)."""
-    stats = [s for layers in gates.values() for of_layer in layers for s in of_layer]
-
-    def mean(name: str) -> float | None:
-        return float(np.mean([getattr(s, name) for s in stats])) if stats else None
-
-    return {
-        "gate_mean": mean("mean"),
-        "gate_closed": mean("closed_share"),
-        "gate_open": mean("open_share"),
-        "gate_abs_logit": mean("mean_abs_logit"),
-    }
-
-
-def gate_spread(gates: GateTable) -> dict[str, float | None]:
-    """Return the mean standard deviation, the extremes, and the mean score at position 0 (null without a gate)."""
-    stats = [s for layers in gates.values() for of_layer in layers for s in of_layer]
-    if not stats:
-        return dict.fromkeys(("gate_std", "gate_min", "gate_max", "gate_first"))
-    return {
-        "gate_std": float(np.mean([s.std for s in stats])),
-        "gate_min": min(s.minimum for s in stats),
-        "gate_max": max(s.maximum for s in stats),
-        "gate_first": float(np.mean([s.first_mean for s in stats])),
-    }
-
-
-def gate_arrays(gates: GateTable) -> dict[str, NDArray[Any]]:
-    """Return (L,) figures and (L, 50) counts by site. Several gates at one site: their mean, and summed histograms."""
-    arrays: dict[str, NDArray[Any]] = {}
-    for site, layers in gates.items():
-        for name, attribute in (
-            ("mean", "mean"),
-            ("std", "std"),
-            ("closed", "closed_share"),
-            ("open", "open_share"),
-            ("abs_logit", "mean_abs_logit"),
-            ("first", "first_mean"),
-        ):
-            arrays[f"gate_{site}_{name}"] = np.array([np.mean([getattr(s, attribute) for s in g]) for g in layers])
-        arrays[f"gate_{site}_min"] = np.array([min(s.minimum for s in g) for g in layers])
-        arrays[f"gate_{site}_max"] = np.array([max(s.maximum for s in g) for g in layers])
-        arrays[f"gate_{site}_hist"] = np.stack([np.sum([s.counts for s in g], axis=0) for g in layers])
-        arrays[f"gate_{site}_edges"] = layers[0][0].edges
-    return arrays
+def _joined(name: str, of_gates: Sequence[Mapping[str, float]]) -> float:
+    """One figure of several gates: the least, the largest, or the mean."""
+    values = [figures[name] for figures in of_gates]
+    return {"min": min, "max": max}.get(name, lambda v: float(np.mean(v)))(values)

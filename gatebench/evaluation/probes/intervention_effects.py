@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,14 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats as scipy_stats
 
+from gatebench import metrics
 from gatebench.data.tokens import IGNORED_TARGET
 from gatebench.evaluation.perplexity import token_nll
 from gatebench.evaluation.probes.interventions import Intervention
-from gatebench.evaluation.probes.probe import probe
+from gatebench.evaluation.probes.probe import FOLLOWED, probe
 from gatebench.model.transformer import Transformer
 
+KEPT = tuple(metric.key for metric in metrics.followed())
 NONE = "none"
 """Name of the row of the untouched model."""
 
@@ -46,16 +48,13 @@ class Effect:
     applies: bool
     """False where it can change nothing (no gates to force): then there are no numbers."""
     losses: dict[str, LossChange]
-    first_token_share: float | None = None
-    first_token_excess: float | None = None
-    sink_rate: float | None = None
-    m_act: float | None = None
-    gate_mean: float | None = None
+    figures: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(KEPT))
+    """The probes of KEPT."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data, for JSON."""
-        plain = {key: value for key, value in vars(self).items() if key != "losses"}
-        return {**plain, "losses": {group: vars(change) for group, change in self.losses.items()}}
+        losses = {group: vars(change) for group, change in self.losses.items()}
+        return {"intervention": self.intervention, "applies": self.applies, **self.figures, "losses": losses}
 
 
 def loss_change(with_it: NDArray[np.float64], without: NDArray[np.float64], chosen: NDArray[np.bool_]) -> LossChange:
@@ -108,8 +107,7 @@ def effects(
         context = nullcontext() if intervention is None else intervention.applied(model, probe_inputs, **data)
         with context:
             nll = untouched if intervention is None else token_nll(model, inputs, targets, **data)
-            found = probe(model, probe_inputs, with_destinations=False, **data).summary()
-        kept = ("first_token_share", "first_token_excess", "sink_rate", "m_act", "gate_mean")
+            found = probe(model, probe_inputs, probes=FOLLOWED, **data).summary()
         losses = {group: loss_change(nll, untouched, mask) for group, mask in masks.items()}
-        rows.append(Effect(name, True, losses, **{key: found[key] for key in kept}))
+        rows.append(Effect(name, True, losses, {key: found[key] for key in KEPT}))
     return rows

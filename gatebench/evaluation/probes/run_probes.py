@@ -5,7 +5,6 @@ All that it writes is in the folder `probe` of the run directory; what the run i
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +19,13 @@ from safetensors.torch import load_model
 from gatebench.data.backcopy import BigramBackcopy
 from gatebench.data.reading import heldout_windows, open_run_data
 from gatebench.errors import UserError
-from gatebench.evaluation.evaluate import full_windows, trigger_mask
+from gatebench.evaluation.evaluate import context_of, full_windows, trigger_mask
+from gatebench.evaluation.probes import FOLDER
 from gatebench.evaluation.probes.intervention_effects import effects
 from gatebench.evaluation.probes.interventions import Intervention
-from gatebench.evaluation.probes.probe import ProbeResult, probe
+from gatebench.evaluation.probes.probe import ProbeResult, probe, write_arrays
 from gatebench.evaluation.probes.sinks import attention_maps
-from gatebench.files import write_atomic
+from gatebench.files import SUMS, check_intact, write_sums
 from gatebench.model.build import build_run_model
 from gatebench.model.transformer import Transformer
 from gatebench.training.extension import initial_model
@@ -33,8 +33,16 @@ from gatebench.training.hardware import resolve_accelerator
 from gatebench.training.run import Trained
 from gatebench.training.rundir import RunDirectory, write_json
 
-FOLDER = "probe"
 N_MAP_WINDOWS = 16
+READ_BACK = (
+    "probes.json",
+    "probes.npz",
+    "attention_maps.npz",
+    "interventions.json",
+    "checkpoints.json",
+    "checkpoints.npz",
+)
+"""What `report/read/probe_files.py` reads of a folder of probes."""
 
 
 @dataclass(frozen=True)
@@ -95,33 +103,22 @@ def run_probes(trained: Trained, request: Request, *, log: Callable[[str], None]
     triggers = trigger_mask(trained.corpus, windows)
     states = checkpoints(trained) if request.every_checkpoint else []
     maps = kept_maps(trained.model, windows, request, device)
-    context = {
-        "corpus": trained.corpus.name,
-        "corpus_fingerprint": trained.corpus.fingerprint,
-        "seq_len": seq_len,
-        "bos": config.data.bos,
-        "dtype": "float32",
-    }
-    found: dict[str, Any] = {
-        "run": directory.name,
-        "variant": config.variant,
-        "seed": config.seed,
-        "context": context,
-    }
+    context = context_of(trained.corpus.name, trained.corpus.fingerprint, seq_len, bos=config.data.bos)
+    identity = {"run": directory.name, "variant": config.variant, "seed": config.seed}
+    found: dict[str, Any] = {**identity, "context": context}
 
     def probed(model: Transformer) -> ProbeResult:
         return probe(model, windows, batch_size=config.eval.batch_size, device=device, triggers=triggers)
 
     log(f"{directory.name}: probing {len(windows)} windows of {seq_len} tokens")
     result = probed(trained.model)
-    found["probes"] = {**result.summary(), **result.details()}
+    found["probes"] = result.flat()
     if request.interventions:
         found["interventions"] = _effects(trained, request.interventions, windows, seq_len, log)
     series = []
     for step, path in states:
         log(f"{directory.name}: probing step {step} of {config.train.steps}")
         series.append(probed(_state(trained, path)))
-    identity = {key: found[key] for key in ("run", "variant", "seed")}
     folder = write_probes(directory.path, identity, context, result, maps, request)
     if request.interventions:
         content = {**identity, **context, "probe_tokens": int(windows.size), "effects": found["interventions"]}
@@ -131,8 +128,14 @@ def run_probes(trained: Trained, request: Request, *, log: Callable[[str], None]
         found["checkpoints"] = _series_rows(trained, steps, series)
         write_json(folder / "checkpoints.json", {**identity, **context, "checkpoints": found["checkpoints"]})
         stacked = {name: np.stack([r.arrays()[name] for r in series]) for name in series[0].arrays()}
-        _write_arrays(folder / "checkpoints.npz", {"step": np.array(steps), **stacked})
+        write_arrays(folder / "checkpoints.npz", {"step": np.array(steps), **stacked})
+    seal(folder)
     return found
+
+
+def seal(folder: Path) -> None:
+    """Write the sums over what a folder of probes holds for reading; a kill before it leaves files without sums."""
+    write_sums(folder, {name: folder / name for name in READ_BACK})
 
 
 def kept_maps(
@@ -155,11 +158,12 @@ def write_probes(
     """Write probes and attention maps into the folder `probe` of `directory`; return the folder."""
     folder = directory / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "probes.json", {**identity, **context, **result.summary(), **result.details()})
-    _write_arrays(folder / "probes.npz", result.arrays())
+    (folder / SUMS).unlink(missing_ok=True)  # of an earlier call
+    write_json(folder / "probes.json", {**identity, **context, **result.flat()})
+    write_arrays(folder / "probes.npz", result.arrays())
     if maps is not None:
         layers = np.array([layer + 1 for layer in request.map_layers])
-        _write_arrays(folder / "attention_maps.npz", {"maps": maps, "layers": layers})
+        write_arrays(folder / "attention_maps.npz", {"maps": maps, "layers": layers})
     return folder
 
 
@@ -217,6 +221,7 @@ def _state(trained: Trained, path: Path | None) -> Transformer:
 
 def _loaded(model: Transformer, path: Path) -> Transformer:
     try:
+        check_intact(path)
         load_model(model, path)
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: cannot be read ({error}); train the run again") from None
@@ -227,12 +232,6 @@ def _series_rows(trained: Trained, steps: list[int], series: list[ProbeResult]) 
     losses = {row["step"]: row["loss"] for row in trained.directory.metrics_rows()}
     per_step = trained.config.train.batch_size * trained.config.data.seq_len
     return [
-        {"step": step, "tokens": step * per_step, "train_loss": losses.get(step), **r.summary(), **r.details()}
+        {"step": step, "tokens": step * per_step, "train_loss": losses.get(step), **r.flat()}
         for step, r in zip(steps, series, strict=True)
     ]
-
-
-def _write_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-    write_atomic(path, buffer.getvalue())

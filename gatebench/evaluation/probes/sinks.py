@@ -14,8 +14,10 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from gatebench.errors import UserError
+from gatebench.evaluation.probes.base import Array, Batch, Probe
 from gatebench.evaluation.probes.hooks import removing
 from gatebench.model.kernels import Kernel, sdpa
 from gatebench.model.transformer import Block, Transformer
@@ -79,8 +81,8 @@ def up_to(queries: slice, q: Tensor, k: Tensor, decay: Tensor | None) -> tuple[T
     return q[:, :, queries], k[:, :, keys], None if decay is None else decay[:, :, keys]
 
 
-class SinkStats:
-    """Sums over windows of what each head pays to each of the first K keys.
+class SinkStats(Probe):
+    """What each head pays to each of the first K keys, means over windows.
 
     With A the causal map of a window and k a key counted from 1, alpha_k = (1 / (T - k + 1)) sum over i >= k of A_ik:
     all those queries are included (the diagonal counts). Sink_k is the share of (window, layer, head) with
@@ -88,94 +90,58 @@ class SinkStats:
     Since attention is causal, the first 64 queries of a longer window are that window at T=64.
     """
 
-    def __init__(self, n_layers: int, n_heads: int, length: int, n_keys: int) -> None:
-        self.length = length
-        self.n_keys = min(n_keys, length)
-        self.n_windows = np.zeros(n_layers, dtype=np.int64)
-        shape = (n_layers, n_heads, self.n_keys)
-        self._alpha, self._sink = np.zeros(shape), np.zeros(shape)
-        self._short_alpha, self._short_sink = np.zeros(shape), np.zeros(shape)
-        self._excl = np.zeros((n_layers, n_heads))
+    def attach(self, layer: int, block: Block, batch: Batch) -> list[RemovableHandle]:
+        """Count what a layer attends to from now on."""
+
+        def hook(kernel: Any, args: tuple[Any, ...]) -> None:
+            q, k, _, decay = args
+            self.add(layer, attention_to_first_keys(q, k, kernel, decay)[..., :TRACKED_KEYS])
+
+        return [block.attn.kernel.register_forward_pre_hook(hook)]
 
     def add(self, layer: int, attention: Tensor) -> None:
-        """Count `attention` (B, H, T, >= K) of one layer on its first keys."""
-        shares = attention[..., : self.n_keys].cpu().double().numpy()
-        self.n_windows[layer] += len(shares)
-        self._excl[layer] += shares[:, :, 1:, 0].mean(axis=2).sum(axis=0)
-        self._count(shares, self._alpha[layer], self._sink[layer])
-        if self.length >= SHORT_LENGTH:
-            self._count(shares[:, :, :SHORT_LENGTH], self._short_alpha[layer], self._short_sink[layer])
-
-    def _count(self, shares: NDArray[np.float64], alpha_sum: NDArray[np.float64], sinks: NDArray[np.float64]) -> None:
-        alpha = shares.sum(axis=2) / (shares.shape[2] - np.arange(self.n_keys))  # (B, H, K)
-        alpha_sum += alpha.sum(axis=0)
-        sinks += (alpha > SINK_EPSILON).sum(axis=0)
-
-    def _mean(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
-        mean: NDArray[np.float64] = total / self.n_windows.reshape(-1, *[1] * (total.ndim - 1))
-        return mean
-
-    @property
-    def share(self) -> NDArray[np.float64]:
-        """(L, H) first-token share over all queries."""
-        return self.alpha[..., 0]
-
-    @property
-    def share_excl(self) -> NDArray[np.float64]:
-        """(L, H) first-token share over queries 1 .. T-1."""
-        return self._mean(self._excl)
-
-    @property
-    def alpha(self) -> NDArray[np.float64]:
-        """(L, H, K) mean alpha_k."""
-        return self._mean(self._alpha)
-
-    @property
-    def rate(self) -> NDArray[np.float64]:
-        """(L, H, K) share of windows in which alpha_k > epsilon."""
-        return self._mean(self._sink)
-
-    @property
-    def first_keys_share(self) -> NDArray[np.float64]:
-        """(L, H, K) attention on the first 1 .. K keys together, mean over all T queries."""
-        weights = (self.length - np.arange(self.n_keys)) / self.length
-        return np.cumsum(self.alpha * weights, axis=-1)
-
-    @property
-    def short_alpha(self) -> NDArray[np.float64] | None:
-        """(L, H, K) mean alpha_k over the first 64 tokens; None where windows are shorter."""
-        return self._mean(self._short_alpha) if self.length >= SHORT_LENGTH else None
-
-    @property
-    def short_rate(self) -> NDArray[np.float64] | None:
-        """(L, H, K) rate over the first 64 tokens; None where windows are shorter."""
-        return self._mean(self._short_sink) if self.length >= SHORT_LENGTH else None
+        """Count `attention` (B, H, T, K) of one layer on its first keys."""
+        shares = attention.cpu().double().numpy()
+        self.count("first_token_share_excl", layer, shares[:, :, 1:, 0].mean(axis=2).sum(axis=0), len(shares))
+        for suffix, length in (("", self.length), *([("_64", SHORT_LENGTH)] if self.length >= SHORT_LENGTH else [])):
+            alpha = shares[:, :, :length].sum(axis=2) / (length - np.arange(shares.shape[-1]))  # (B, H, K)
+            self.count(f"sink_alpha{suffix}", layer, alpha.sum(axis=0), len(shares))
+            self.count(f"sink_rate{suffix}", layer, (alpha > SINK_EPSILON).sum(axis=0), len(shares))
 
     def summary(self) -> dict[str, float | None]:
-        """Return the rate on the first key at T and at 64, and the share at 64 with its floor."""
-        short_rate, short_alpha = self.short_rate, self.short_alpha
+        """Return share (with its floors) and rate on the first key, at T and at 64: means over layers and heads."""
+        arrays, floor = self.arrays(), uniform_first_token_share(self.length)
+        share, short = float(arrays["first_token_share"].mean()), "sink_alpha_64" in arrays
         return {
+            "first_token_share": share,
+            "first_token_share_excl": float(arrays["first_token_share_excl"].mean()),
+            "first_token_floor": floor,
+            "first_token_floor_excl": uniform_first_token_share(self.length, exclude_first_query=True),
+            "first_token_excess": share / floor,
             "sink_epsilon": SINK_EPSILON,
-            "sink_rate": float(self.rate[..., 0].mean()),
-            "sink_rate_64": None if short_rate is None else float(short_rate[..., 0].mean()),
-            "first_token_share_64": None if short_alpha is None else float(short_alpha[..., 0].mean()),
-            "first_token_floor_64": None if short_alpha is None else uniform_first_token_share(SHORT_LENGTH),
+            "sink_rate": float(arrays["sink_rate"][..., 0].mean()),
+            "sink_rate_64": float(arrays["sink_rate_64"][..., 0].mean()) if short else None,
+            "first_token_share_64": float(arrays["sink_alpha_64"][..., 0].mean()) if short else None,
+            "first_token_floor_64": uniform_first_token_share(SHORT_LENGTH) if short else None,
         }
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return everything by layer, head and key."""
-        arrays = {
-            "first_token_share": self.share,
-            "first_token_share_excl": self.share_excl,
-            "sink_alpha": self.alpha,
-            "sink_rate": self.rate,
-            "first_keys_share": self.first_keys_share,
-            "first_keys_floor": uniform_first_keys_share(self.length, self.n_keys),
+    def arrays(self) -> dict[str, Array]:
+        """Return everything by layer, head and key: (L, H) or (L, H, K).
+
+        `first_keys_share` is the attention on the first 1 .. K keys together, mean over all T queries.
+        """
+        means = self.means()
+        alpha = means["sink_alpha"]
+        keys = np.arange(alpha.shape[-1])
+        return {
+            "first_token_share": alpha[..., 0],
+            "first_token_share_excl": means.pop("first_token_share_excl"),
+            "sink_alpha": alpha,
+            "sink_rate": means["sink_rate"],
+            "first_keys_share": np.cumsum(alpha * ((self.length - keys) / self.length), axis=-1),
+            "first_keys_floor": uniform_first_keys_share(self.length, len(keys)),
+            **means,
         }
-        short_rate, short_alpha = self.short_rate, self.short_alpha
-        if short_rate is not None and short_alpha is not None:
-            arrays |= {"sink_alpha_64": short_alpha, "sink_rate_64": short_rate}
-        return arrays
 
 
 @torch.no_grad()

@@ -7,7 +7,6 @@ no column.
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,13 @@ import pandas as pd
 
 from gatebench.errors import UserError
 from gatebench.evaluation.benchmarks.suites import BUNDLED, FOLDER, PAPER
+from gatebench.files import read_object
 
 SCORE, STDERR, CHANCE, BITS = "bench/", "bench_stderr/", "bench_chance/", "bench_bpb/"
 """Prefixes: score, its standard error over items and the score of guessing, all in percent; bits per byte of the
 right answer."""
 ITEMS, ASKED = "bench_n/", "bench_asked/"
 """Prefixes: how many items; version, shots, seed, harness and corpus, in words."""
-NUMBERS = (SCORE, STDERR, CHANCE, BITS, ITEMS)
 
 
 def columns(run_dir: str | Path) -> dict[str, Any]:
@@ -30,7 +29,7 @@ def columns(run_dir: str | Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in sorted((Path(run_dir) / FOLDER).glob("*.json")):
         try:
-            record = json.loads(path.read_bytes())
+            record = read_object(path, "delete it and ask again")
             asked = record["asked"]
             if asked["limit"] is not None:
                 continue

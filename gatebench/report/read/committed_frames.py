@@ -13,7 +13,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from gatebench.errors import UserError
-from gatebench.report.read.results import FLAGS, SCHEMA, TEXT, WHOLE, load_curves, tidy
+from gatebench.files import write_atomic
+from gatebench.metrics import SCHEMA
+from gatebench.report.read.results import FLAGS, TEXT, WHOLE, load_curves, tidy
 
 RUNS = "runs.csv"
 CURVES = "curves.csv"
@@ -137,6 +139,4 @@ def _to_csv(frame: pd.DataFrame, path: Path, digits: int) -> None:
     text = frame.to_csv(index=False, lineterminator="\n", float_format=f"%.{digits}g")
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return
-    written = path.with_name(f"{path.name}.new")
-    written.write_text(text, encoding="utf-8", newline="\n")
-    written.replace(path)
+    write_atomic(path, text)

@@ -7,18 +7,18 @@ A column is `<metric><condition>/<length>`: `ruler/4x` is the run as it was trai
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gatebench import metrics
 from gatebench.errors import UserError
+from gatebench.evaluation.long_context import FOLDER
+from gatebench.files import read_object
 
-FOLDER = "long"
-METRICS = ("ruler", "long_loss", "long_share", "long_excess", "long_sink_rate", "long_gate", "long_m_act")
-"""Mean RULER score; loss over the last quarter of a window; first-token share, the same over its floor, sink rate, mean
-gate score, M-Act."""
+METRICS = (*(metric.key for metric in metrics.measured("long")), *(metric.long for metric in metrics.followed()))
+"""Mean RULER score; loss over the last quarter of a window; and of the probes what `metrics.followed` names."""
 COLUMN = re.compile(rf"({'|'.join(METRICS)})((?:_yarn)?(?:\+[^/]+)?)/(\d+(?:\.\d+)?)x")
 """Metric, condition and length in training windows of a column."""
 
@@ -36,15 +36,10 @@ def columns(run_dir: str | Path) -> dict[str, float | str | None]:
         for length, row in record["lengths"].items():
             probes = row["text"]["probes"]
             score = sum(row["ruler"][task]["score"] for task in tasks) / len(tasks) if tasks else None
-            values = (
-                *(score, row["text"]["tail"]["nats"]),
-                *(
-                    probes[key]
-                    for key in ("first_token_share", "first_token_excess", "sink_rate", "gate_mean", "m_act")
-                ),
-            )
+            values = {"ruler": score, "long_loss": row["text"]["tail"]["nats"]}
+            values |= {metric.long: probes[metric.key] for metric in metrics.followed()}
             multiple = f"{int(length) / record['window']:g}x"
-            found |= {f"{metric}{condition}/{multiple}": value for metric, value in zip(METRICS, values, strict=True)}
+            found |= {f"{metric}{condition}/{multiple}": value for metric, value in values.items()}
             found[f"ruler{condition}/{in_tokens(int(length))}"] = score
     if known:
         found["long_asked"] = _asked(known, tasks)
@@ -78,7 +73,7 @@ def records(run_dir: str | Path) -> list[dict[str, Any]]:
     found = []
     for path in sorted((Path(run_dir) / FOLDER).glob("*.json")):
         try:
-            record = json.loads(path.read_bytes())
+            record = read_object(path, "delete it and measure again")
             key = record["rope_scaling"]["factor"] if record["rope_scaling"] else 0.0, record["intervention"] or ""
             found.append((key, record))
         except (ValueError, KeyError, TypeError) as error:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import io
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 
 from gatebench.errors import UserError
+from gatebench.evaluation.probes import FOLDER
+from gatebench.files import read_checked, read_object
 from gatebench.gatespec import POSITIONS
 
-FOLDER = "probe"
 SITES = tuple(POSITIONS)
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -43,6 +46,10 @@ class ProbedRun:
         return [site for site in SITES if f"gate_{site}_mean" in self.arrays]
 
 
+Groups = Mapping[str, Sequence[ProbedRun]]
+"""Runs by variant, one a seed: of :func:`by_variant`."""
+
+
 def load(run_dir: str | Path) -> ProbedRun:
     """Read one run's folder `probe`. Raises UserError where there is none or a file cannot be read."""
     folder = Path(run_dir) / FOLDER
@@ -68,10 +75,18 @@ def load(run_dir: str | Path) -> ProbedRun:
     )
 
 
-def at_the_end(run_dir: str | Path, variant: str, seed: int) -> ProbedRun:
-    """Read the probes that every run makes when it ends. Raises UserError where a file cannot be read."""
+def at_the_end(run_dir: str | Path) -> ProbedRun:
+    """Read the probes that every run makes when it ends. Raises UserError where there are none or an array lacks."""
     folder = Path(run_dir)
-    return ProbedRun(folder.name, variant, seed, _json(folder / "probes.json"), _arrays(folder / "probes.npz"))
+    run, arrays = _json(folder / "summary.json"), _arrays(folder / "probes.npz")
+    if not arrays:
+        raise UserError(f"{folder / 'probes.npz'}: no probes here; legal is the directory of a finished run")
+    for name in ("first_token_share", "max_activation"):
+        if name not in arrays:
+            raise UserError(
+                f"{folder / 'probes.npz'}: the array '{name}' is missing; docs/results.md lists what must be there"
+            )
+    return ProbedRun(folder.name, run["variant"], run["seed"], _json(folder / "probes.json"), arrays)
 
 
 def by_variant(runs: Sequence[ProbedRun], baseline: str = "baseline") -> dict[str, list[ProbedRun]]:
@@ -82,6 +97,11 @@ def by_variant(runs: Sequence[ProbedRun], baseline: str = "baseline") -> dict[st
     return {name: sorted(found, key=lambda run: run.seed) for name, found in groups.items()}
 
 
+def mean_over_seeds(runs: Sequence[ProbedRun], name: str) -> npt.NDArray[np.float64]:
+    """The mean over runs of one array."""
+    return np.asarray(np.mean([run.arrays[name] for run in runs], axis=0), dtype=np.float64)
+
+
 def context(runs: Sequence[ProbedRun]) -> str:
     """What every number of a table of these probes depends on, in a line."""
 
@@ -90,23 +110,22 @@ def context(runs: Sequence[ProbedRun]) -> str:
         return " or ".join(str(value) if isinstance(value, str) else f"{value:,}" for value in found)
 
     bos = " or ".join("BOS" if bos else "no BOS" for bos in dict.fromkeys(run.summary["bos"] for run in runs))
-    seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
+    seeds = ", ".join(map(str, sorted({run.seed for run in runs if run.summary.get("seed", run.seed) is not None})))
     tokens = f"{values('probe_tokens')} tokens probed"
-    return f"Corpus {values('corpus')}; {bos}; context {values('seq_len')}; {tokens}; seeds {seeds}."
+    return (
+        f"Corpus {values('corpus')}; {bos}; context {values('seq_len')}; {tokens}{f'; seeds {seeds}' if seeds else ''}."
+    )
 
 
 def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content: dict[str, Any] = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON ({error}); run `gatebench probe` on the run again") from None
-    return content
+    return read_object(path, "run `gatebench probe` on the run again") if path.is_file() else {}
 
 
 def _arrays(path: Path) -> Arrays:
     if not path.is_file():
         return {}
-    with np.load(path) as archive:
-        return {name: np.asarray(archive[name]) for name in archive.files}
+    try:
+        with np.load(io.BytesIO(read_checked(path))) as archive:
+            return {name: np.asarray(archive[name]) for name in archive.files}
+    except (OSError, ValueError, KeyError, BadZipFile, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read ({error}); run `gatebench probe` on the run again") from None

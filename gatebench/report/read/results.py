@@ -1,4 +1,4 @@
-"""Run directories as data frames: a row a run, a row a step, and the probes of one run.
+"""Run directories as data frames: a row a run, or a row a step.
 
 The files and every field are described in docs/results.md. Reading decides nothing: a run is finished when its
 ``summary.json`` is there, and a directory without one is passed over. A folder of many runs keeps what was read of it
@@ -11,61 +11,34 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from gatebench.errors import UserError
 from gatebench.evaluation.benchmarks.suites import FOLDER
+from gatebench.evaluation.long_context import FOLDER as LONG_FOLDER
+from gatebench.files import read_object, read_text
+from gatebench.metrics import FRAME, SCHEMA, known, measured
+from gatebench.recipes import Settings
 from gatebench.report.read import benchmark_results, long_results
-
-SCHEMA = 1
-"""The version of summary.json that this module reads."""
 
 CACHE = ".runs.parquet"
 """What :func:`load` leaves in a folder of runs."""
 MIN_CACHED = 100
 """Runs below which reading them again is as fast as a cache."""
 
-DOMAIN_PREFIXES = ("ppl/", "bpb/", "nll/", "eval_tokens/")
-
-TEXT = (
-    "run", "status", "variant", "recipe", "overrides", "fingerprint", "param_match", "corpus", "corpus_fingerprint",
-    "precision", "device", "data_hash", "curve_hash", "started", "finished", "git_commit", "machine", "torch_version",
-    "gatebench_version",
-)  # fmt: skip
-WHOLE = (
-    "schema", "seed", "data_seed", "n_params", "n_params_baseline", "n_params_added", "vocab_size", "seq_len",
-    "threads", "n_devices", "steps", "tokens",
-)  # fmt: skip
-FLAGS = ("bos", "compiled", "git_dirty")
-_REAL = (
-    "flops_per_token", "final_train_loss", "avg_ppl", "avg_bpb", "micro_ppl", "first_token_share",
-    "first_token_share_excl", "first_token_floor", "first_token_floor_excl", "first_token_excess", "sink_rate", "m_act",
-    "gate_mean", "gate_closed", "gate_open", "gate_abs_logit", "probe_tokens", "tokens_per_s", "train_wall_s",
-    "diverged_step", "eval_seq_len",
-)  # fmt: skip
-
-COLUMNS = (
-    "run", "status", "diverged_step", "variant", "recipe", "seed", "data_seed", "overrides", "fingerprint",
-    "param_match", "n_params", "n_params_baseline", "n_params_added", "flops_per_token", "corpus", "corpus_fingerprint",
-    "vocab_size", "seq_len", "bos", "precision", "compiled", "device", "threads", "n_devices", "steps", "tokens",
-    "data_hash", "curve_hash", "final_train_loss", "avg_ppl", "avg_bpb", "micro_ppl", "eval_seq_len",
-    "first_token_share", "first_token_share_excl", "first_token_floor", "first_token_floor_excl", "first_token_excess",
-    "sink_rate", "m_act", "gate_mean", "gate_closed", "gate_open", "gate_abs_logit", "probe_tokens", "tokens_per_s",
-    "train_wall_s", "started", "finished", "git_commit", "git_dirty", "machine", "torch_version", "gatebench_version",
-    "schema",
-)  # fmt: skip
+COLUMNS = tuple(metric.key for metric in FRAME)
 """The columns of :func:`load` that every frame has, in order; ``<prefix>/<domain>`` columns and ``run_dir`` follow."""
+TEXT, WHOLE, FLAGS, REAL = (
+    tuple(metric.key for metric in FRAME if metric.dtype == dtype) for dtype in ("text", "whole", "flag", "real")
+)
+DOMAIN_PREFIXES = tuple(f"{metric.key}/" for metric in measured("domain"))
+_LATER = (*(f"{metric.key}/" for metric in measured("benchmark")), *long_results.METRICS)
+"""How columns of numbers begin that are measured after a run."""
 
 CURVE_COLUMNS = ("run", "variant", "seed", "step", "tokens", "loss", "grad_norm", "lr", "tokens_per_s")
-
-_MEASURED = (*benchmark_results.NUMBERS, *long_results.METRICS)
-"""How columns of numbers begin that are measured after a run."""
 
 _REQUIRED = ("run", "status", "variant", "recipe", "seed")
 
@@ -111,68 +84,6 @@ def load_curves(run_dirs: Iterable[str | Path]) -> pd.DataFrame:
     if not frames:
         return pd.DataFrame(columns=list(CURVE_COLUMNS))
     return pd.concat(frames, ignore_index=True)
-
-
-@dataclass(frozen=True)
-class GateProbe:
-    """Gate scores at one site, over the probe tokens. L layers; the histogram has 50 bins."""
-
-    mean: npt.NDArray[np.float64]
-    """(L,) mean score."""
-    closed: npt.NDArray[np.float64]
-    """(L,) share of scores below 0.1."""
-    open: npt.NDArray[np.float64]
-    """(L,) share of scores above 0.9."""
-    abs_logit: npt.NDArray[np.float64]
-    """(L,) mean of the absolute pre-activation."""
-    histogram: npt.NDArray[np.float64]
-    """(L, 50) counts."""
-    edges: npt.NDArray[np.float64]
-    """(51,) bin edges."""
-
-
-@dataclass(frozen=True)
-class Probes:
-    """What the probes measured on one trained model. L layers, H query heads."""
-
-    first_token_share: npt.NDArray[np.float64]
-    """(L, H) mean attention paid to position 0, query 0 included."""
-    first_token_share_excl: npt.NDArray[np.float64]
-    """(L, H) the same without query 0."""
-    max_activation: npt.NDArray[np.float64]
-    """(L,) largest absolute value of the residual stream after each layer."""
-    gates: dict[str, GateProbe]
-    """By site, ``g1`` to ``g5``; empty for a model without gates."""
-
-
-def load_probes(run_dir: str | Path) -> Probes:
-    """Read ``probes.npz`` of one run. Raises :class:`UserError` when it is missing or lacks an array."""
-    path = Path(run_dir) / "probes.npz"
-    if not path.is_file():
-        raise UserError(f"{path}: no probes here; legal is the directory of a finished run")
-    with np.load(path) as archive:
-        arrays = {name: np.asarray(archive[name], dtype=np.float64) for name in archive.files}
-    try:
-        sites = sorted(name[5:-5] for name in arrays if name.startswith("gate_") and name.endswith("_hist"))
-        gates = {
-            site: GateProbe(
-                mean=arrays[f"gate_{site}_mean"],
-                closed=arrays[f"gate_{site}_closed"],
-                open=arrays[f"gate_{site}_open"],
-                abs_logit=arrays[f"gate_{site}_abs_logit"],
-                histogram=arrays[f"gate_{site}_hist"],
-                edges=arrays[f"gate_{site}_edges"],
-            )
-            for site in sites
-        }
-        return Probes(
-            first_token_share=arrays["first_token_share"],
-            first_token_share_excl=arrays["first_token_share_excl"],
-            max_activation=arrays["max_activation"],
-            gates=gates,
-        )
-    except KeyError as missing:
-        raise UserError(f"{path}: the array {missing} is missing; docs/results.md lists what must be there") from None
 
 
 def domains(frame: pd.DataFrame) -> list[str]:
@@ -225,7 +136,7 @@ def _stamp(directories: Sequence[Path]) -> str:
     digest = hashlib.sha256(repr((SCHEMA, COLUMNS)).encode())
     for directory in directories:
         found = os.stat(directory / "summary.json")
-        measured = [_changed(directory / name) for name in (FOLDER, long_results.FOLDER)]
+        measured = [_changed(directory / name) for name in (FOLDER, LONG_FOLDER)]
         digest.update(f"{directory}\0{found.st_size}\0{found.st_mtime_ns}\0{measured}\n".encode())
     return digest.hexdigest()
 
@@ -262,30 +173,22 @@ def _keep(frame: pd.DataFrame, path: Path, stamp: str) -> None:
 
 
 def _read_summary(path: Path) -> dict[str, Any]:
-    try:
-        summary: dict[str, Any] | Any = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise UserError(f"{path}: not found; a run is finished only when its summary.json is there") from None
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON ({error}); delete the file and run the same line again") from None
-    if not isinstance(summary, dict):
-        raise UserError(f"{path}: no JSON object; delete the file and run the same line again")
+    if not path.is_file():
+        raise UserError(f"{path}: not found; a run is finished only when its summary.json is there")
+    summary = read_object(path, "delete the file and run the same line again")
     schema = summary.get("schema")
     if schema != SCHEMA:
         raise UserError(f"{path}: schema {schema!r} is unknown; this version of gatebench reads schema {SCHEMA}")
     for key in _REQUIRED:
         if summary.get(key) is None:
             raise UserError(f"{path}: the field {key!r} is missing; docs/results.md lists what must be there")
-    overrides = summary.get("overrides") or []
-    summary["overrides"] = overrides if isinstance(overrides, str) else " ".join(map(str, overrides))
     return summary
 
 
 def _read_json_lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise UserError(f"{path}: not found; every run directory has one") from None
+    if not path.is_file():
+        raise UserError(f"{path}: not found; every run directory has one")
+    lines = read_text(path).splitlines()
     try:
         return list(json.loads("[" + ",".join(line for line in lines if line) + "]"))
     except ValueError:
@@ -305,7 +208,14 @@ def _read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 def as_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Summaries as the tidy frame of :func:`load`."""
-    return tidy(pd.DataFrame(list(rows)))
+    return tidy(pd.DataFrame([{**row, "overrides": _text_of(row.get("overrides") or "")} for row in rows]))
+
+
+def _text_of(overrides: str | list[str] | dict[str, Any]) -> str:
+    """Settings as ``settings_of_text`` reads them back: a summary has a list of words, or values by key."""
+    if isinstance(overrides, str):
+        return overrides
+    return " ".join(Settings.of(overrides).words if isinstance(overrides, dict) else overrides)
 
 
 def tidy(frame: pd.DataFrame) -> pd.DataFrame:
@@ -317,6 +227,11 @@ def tidy(frame: pd.DataFrame) -> pd.DataFrame:
     typed: dict[str, Any] = {name: frame[name].astype(object).fillna("").astype(str) for name in (*TEXT, "run_dir")}
     typed |= {name: frame[name].astype(object).fillna(0).astype("int64") for name in WHOLE}
     typed |= {name: frame[name].astype(object).fillna(False).astype(bool) for name in FLAGS}
-    typed |= {name: frame[name].astype("float64") for name in (*_REAL, *by_domain)}
-    typed |= {name: frame[name].astype("float64") for name in others if name.startswith(_MEASURED)}
+    typed |= {name: frame[name].astype("float64") for name in (*REAL, *by_domain)}
+    typed |= {name: frame[name].astype("float64") for name in others if name.startswith(_LATER) or _is_real(name)}
     return frame.assign(**typed).copy().sort_values(["recipe", "variant", "seed", "run"], ignore_index=True)
+
+
+def _is_real(column: str) -> bool:
+    metric = known(column)
+    return metric is not None and metric.dtype == "real"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def collect(study: Study, planned: list[PlannedRun] | None = None) -> StudyRuns:
             "run": [run.name for run in planned],
             "variant": [run.config.variant for run in planned],
             "seed": [run.config.seed for run in planned],
-            "overrides": [" ".join(run.combination.overrides) for run in planned],
+            "overrides": [str(run.combination.settings) for run in planned],
             "setting": [run.combination.label for run in planned],
         }
     )
@@ -65,6 +66,15 @@ def collect(study: Study, planned: list[PlannedRun] | None = None) -> StudyRuns:
         kept = kept[(kept["planned"] == "") | (kept["planned"] == kept["run"])].drop(columns="planned")
         found = pd.concat([part for part in (found, kept) if len(part)]) if len(found) or len(kept) else found
     return StudyRuns(study, results.tidy(found), len(planned))
+
+
+def of_combination(planned: Sequence[PlannedRun], combination: Combination) -> pd.DataFrame:
+    """The finished runs of one combination as ``results.load`` gives them.
+
+    Their ``overrides`` are this combination's: a run may have been made under another spelling of the same settings.
+    """
+    directories = [run.directory for run in planned if run.combination == combination and run.directory is not None]
+    return results.load(directories).assign(overrides=str(combination.settings))
 
 
 def _here(planned: list[PlannedRun]) -> pd.DataFrame:
