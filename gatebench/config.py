@@ -1,40 +1,21 @@
 """What a recipe and a run are made of: typed, documented, strict. `recipes.py` reads them. Imports no torch.
 
 A recipe (YAML in `experiments/`) is everything that a run needs except its variant and seed. Every key has a default
-and a docstring; unknown keys are refused with the nearest legal ones.
+and a docstring; unknown keys are refused with the nearest legal ones. A new key goes into `BEFORE` of `identity.py`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from gatebench import variants
 from gatebench.errors import UserError
-from gatebench.validation import one_line
-
-
-class Section(BaseModel):
-    """Base of every section: unknown keys are refused, docstrings under fields become their descriptions."""
-
-    model_config = ConfigDict(
-        extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, protected_namespaces=()
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_booleans_for_numbers(cls, content: Any) -> Any:
-        """Refuse `lr: true`, which pydantic would read as 1."""
-        for name, value in content.items() if isinstance(content, dict) else ():
-            known = cls.model_fields.get(name)
-            if isinstance(value, bool) and known is not None and known.annotation is not bool:
-                section = cls.__name__.removesuffix("Config").lower()
-                raise ValueError(f"{section}.{name}={str(value).lower()}: must not be true or false")
-        return content
+from gatebench.identity import fingerprint
+from gatebench.validation import Section, one_line
+from gatebench.variants import Variant
 
 
 class MoEConfig(Section):
@@ -64,11 +45,6 @@ class MoEConfig(Section):
             raise ValueError(
                 f"model.moe.top_k={self.top_k}: there are model.moe.n_experts={self.n_experts}; "
                 f"legal: 1 to {self.n_experts}"
-            )
-        if self.norm_topk_prob and self.top_k == 1:
-            raise ValueError(
-                "model.moe.norm_topk_prob=true: with top_k=1 every weight would be 1 and the loss would teach the "
-                "router nothing; legal: false, or top_k of at least 2"
             )
         return self
 
@@ -137,7 +113,7 @@ class ModelConfig(Section):
         if self.head_dim % 2:
             raise ValueError(f"model.head_dim={self.head_dim}: must be even (RoPE rotates pairs of dimensions)")
         if self.n_heads % self.n_kv_heads:
-            divisors = [n for n in range(1, self.n_heads + 1) if self.n_heads % n == 0]
+            divisors = [n for n in range(1, min(self.n_heads, 4096) + 1) if self.n_heads % n == 0]
             raise ValueError(
                 f"model.n_heads={self.n_heads} is not a multiple of model.n_kv_heads={self.n_kv_heads}; "
                 f"legal n_kv_heads: {', '.join(map(str, divisors))}"
@@ -170,7 +146,7 @@ class SyntheticConfig(Section):
     """Probability that a trigger follows an ordinary token; 0 leaves a Markov chain alone."""
     concentration: float = Field(0.1, gt=0)
     """Of the Dirichlet distribution that each row of the transition matrix is drawn from; small is predictable."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     """Of the transition matrix and the held-out sequences; the training sequences follow the data seed, too."""
 
 
@@ -202,7 +178,7 @@ class DataConfig(Section):
     """Tokens that the model sees at once, the BOS token included."""
     bos: bool = True
     """Begin every window with the constant BOS token."""
-    seed: int | None = None
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     """Seed of the data order; null means the run's seed. The order is a pure function of (this seed, step)."""
     mixture: Literal["proportional", "uniform"] | dict[str, float] = "proportional"
     """Share of each domain: by tokens, equal, or weights by name."""
@@ -309,6 +285,11 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Recipe:
+        if (moe := self.model.moe) is not None and moe.norm_topk_prob and moe.top_k == 1:
+            raise ValueError(
+                "model.moe.norm_topk_prob=true: with top_k=1 every weight would be 1 and the loss would teach the "
+                "router nothing; legal: false, or top_k of at least 2"
+            )
         if self.data.synthetic is not None and self.eval.tokens_per_domain is None:
             raise ValueError(f"eval.tokens_per_domain=null: '{self.data.corpus}' has no end; legal: a number")
         train = self.train
@@ -335,28 +316,43 @@ class InitConfig(Section):
     """Hash of the weights; filled in when the run is prepared."""
 
 
-RESULT_NEUTRAL = (
-    *("description", "overrides", "init.path"),
-    *("train.loggers", "train.log_every", "train.watch_every", "train.recompute"),
-    *("train.checkpoint_every", "train.snapshot_every"),
-)
-"""Keys that cannot change a result: runs that differ only here are one run.
-
-`overrides` is a record of the command line; what it set counts under its own key.
-"""
-
-
 class RunConfig(Recipe):
     """One run, fully resolved: what `config.yaml` of a run directory holds."""
 
     recipe: str
     variant: str
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     overrides: list[str] = Field(default_factory=list)
     corpus_fingerprint: str | None = None
     """Identity of the corpus that the run reads; filled in when the run is prepared."""
     init: InitConfig | None = None
     """Where the weights come from that training begins with; null means initial values of its own."""
+
+    _spec: Variant = PrivateAttr()
+    _shape: ModelConfig = PrivateAttr()
+
+    def model_post_init(self, context: Any) -> None:
+        """Parse the variant and apply it, once. Raises UserError for what the recipe cannot have."""
+        self._spec = variants.get(self.variant)
+        self.variant = self._spec.name
+        self._shape = resolve(self, self._spec)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> RunConfig:
+        """Return a copy with the fields of `update`, resolved anew where these are what that depends on."""
+        copied = super().model_copy(update=update, deep=deep)
+        if {"variant", "model", "data"} & set(update or ()):
+            copied.model_post_init(None)
+        return copied
+
+    @property
+    def spec(self) -> Variant:
+        """The variant, parsed."""
+        return self._spec
+
+    @property
+    def shape(self) -> ModelConfig:
+        """The model with the variant applied, before `param_match` (`model/accounting.py`)."""
+        return self._shape
 
     @property
     def data_seed(self) -> int:
@@ -376,67 +372,25 @@ class RunConfig(Recipe):
     @property
     def fingerprint(self) -> str:
         """Eight hex digits over everything that can change the result."""
-        content = _flat(self.model_dump(mode="json"))
-        content = {key: value for key, value in content.items() if key not in RESULT_NEUTRAL}
-        if self.data.synthetic is None:  # a run on text is the run that it was before there was other data
-            del content["data.synthetic"]
-        if self.data.retrieval is None:
-            del content["data.retrieval"]
-        if self.model.moe is None:  # and likewise before there were experts
-            del content["model.moe"]
-        if self.model.context_length is None:  # or kernels that know the context's length
-            del content["model.context_length"]
-        if self.model.rope_scaling is None:
-            del content["model.rope_scaling"]
-        # a run's name says all that decides its weights: their hash, unknown before it is trained, is no part of this
-        content.pop("init" if self.init is None else "init.weights_sha256")
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+        return fingerprint(self)
 
     @property
     def run_name(self) -> str:
         """Name of the run below `results/runs`: recipe, variant, seed, and the fingerprint of the rest."""
-        return f"{Path(self.recipe).stem}/{self.variant}-s{self.seed}-{self.fingerprint}"
+        return f"{self.recipe}/{self.variant}-s{self.seed}-{self.fingerprint}"
 
 
-def apply_variant(model: ModelConfig, variant: variants.Variant) -> ModelConfig:
-    """Return `model` with the variant's overrides.
+def resolve(recipe: Recipe, variant: Variant) -> ModelConfig:
+    """Return the shape of a variant under a recipe: the variant's ratios applied, the context's length set.
 
     Raises UserError where a ratio gives no whole number, or a design has no meaning for so many heads.
     """
-    content = model.model_dump()
-    for key, ratio in variant.ratios.items():
-        *section, name = key.split(".")
-        holder = content[section[0]] if section else content
-        if holder is None:
-            raise UserError(f"variant '{variant.name}': model.{section[0]} is null; legal: a recipe with experts")
-        value = holder[name] * ratio
-        if value.denominator != 1:
-            raise UserError(
-                f"variant '{variant.name}': model.{key}={holder[name]} x {float(ratio):g} is no whole number; "
-                f"legal: a recipe with model.{key} a multiple of {ratio.denominator}"
-            )
-        holder[name] = int(value)
-    if variant.ratios:
-        try:
-            model = ModelConfig.model_validate(content)
-        except ValidationError as error:
-            raise UserError(f"variant '{variant.name}': {one_line(error, ModelConfig)}") from None
+    content = recipe.model.model_dump()
+    variant.scale(content)
+    content["context_length"] = recipe.model.context_length or recipe.data.seq_len
+    try:
+        model = ModelConfig.model_validate(content)
+    except ValidationError as error:
+        raise UserError(f"variant '{variant.name}': {one_line(error, ModelConfig)}") from None
     variant.design.check_heads(model.n_heads, model.n_kv_heads, variant.name)
     return model
-
-
-def differences(ours: RunConfig, theirs: RunConfig) -> list[str]:
-    """Return `key: theirs -> ours` for every key of the fingerprint in which two runs differ."""
-    flat_ours, flat_theirs = _flat(ours.model_dump(mode="json")), _flat(theirs.model_dump(mode="json"))
-    keys = [key for key in flat_ours | flat_theirs if key not in RESULT_NEUTRAL]
-    return [f"{k}: {flat_theirs.get(k)} -> {flat_ours.get(k)}" for k in keys if flat_ours.get(k) != flat_theirs.get(k)]
-
-
-def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat

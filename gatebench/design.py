@@ -174,25 +174,12 @@ WORDS: tuple[Word, ...] = (
         lambda design: _switch_equation(design.switch_heads),
     ),
     flag("softmax1", "kernel", "A_ij = exp(x_ij) / (1 + Σ_j exp(x_ij))", "softmax1", cost=_NULL_KEY),
-    flag(
-        "sink_logits",
-        "kernel",
-        "A_ij = exp(x_ij) / (exp(s_h) + Σ_j exp(x_ij))",
-        "sink_logits",
-        cost=f"{_NULL_KEY}, {NULL_KEY_PADDING} more dimensions in every head",
-    ),
-    flag(
-        "kv_bias", "kernel", "softmax over the keys and a learned k'_h, whose value is v'_h", "kv_bias", cost=_NULL_KEY
-    ),
+    flag("sink_logits", "kernel", "A_ij = exp(x_ij) / (exp(s_h) + Σ_j exp(x_ij))", "sink_logits",
+         cost=f"{_NULL_KEY}, {NULL_KEY_PADDING} more dimensions in every head"),
+    flag("kv_bias", "kernel", "softmax over the keys and a learned k'_h, whose value is v'_h", "kv_bias",
+         cost=_NULL_KEY),
     flag("sigmoid_attention", "kernel", "A_ij = σ(x_ij - ln n)", "sigmoid", cost=_EAGER, eager=True),
-    flag(
-        "softpick",
-        "kernel",
-        "A_ij = relu(exp(x_ij) - 1) / Σ_j |exp(x_ij) - 1|",
-        "softpick",
-        cost=_EAGER,
-        eager=True,
-    ),
+    flag("softpick", "kernel", "A_ij = relu(exp(x_ij) - 1) / Σ_j |exp(x_ij) - 1|", "softpick", cost=_EAGER, eager=True),
     Word(
         r"clipped_softmax(?P<alpha>[1-9]\d*)?",
         "clipped_softmax[{alpha}]",
@@ -203,21 +190,10 @@ WORDS: tuple[Word, ...] = (
         _EAGER,
         eager=True,
     ),
-    flag(
-        "forgetting",
-        "kernel",
-        "A = softmax(x_ij + c_i - c_j), c_i = Σ_(l ≤ i) log σ(w_h · X_l + b_h)",
-        "forgetting",
-        cost=_EAGER,
-        eager=True,
-    ),
-    flag(
-        "differential",
-        "kernel",
-        "Y = (1 - λ₀) RMSNorm((A₁ - λ A₂) V) for pairs of heads",
-        "differential",
-        cost="fused; attention runs twice",
-    ),
+    flag("forgetting", "kernel", "A = softmax(x_ij + c_i - c_j), c_i = Σ_(l ≤ i) log σ(w_h · X_l + b_h)", "forgetting",
+         cost=_EAGER, eager=True),
+    flag("differential", "kernel", "Y = (1 - λ₀) RMSNorm((A₁ - λ A₂) V) for pairs of heads", "differential",
+         cost="fused; attention runs twice"),
     Word(
         r"registers(?P<m>[1-9]\d*)",
         "registers{m}",
@@ -229,7 +205,7 @@ WORDS: tuple[Word, ...] = (
     ),
     flag("value_residual", "value_residual", "V_n = (V_n + V_1) / 2"),
     flag("exclusive", "exclusive", "Y_i = Y_i - (Y_i · v̂_i) v̂_i, v̂ = v / ‖v‖"),
-)
+)  # fmt: skip
 
 
 def _clipped_softmax(design: Design) -> str | None:

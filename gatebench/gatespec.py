@@ -1,8 +1,4 @@
-"""Gates: what a `GateSpec` can say, and the grammar that spells it. Imports no torch.
-
-    g{1..5}_{headwise|elementwise}[_shared][_additive][_{silu|identity|tanh|relu|hard|ns_sigmoid|floor{f}}][_temp{t}]
-        [_{input_independent|from_{value|key|query|output|slice|previous}}][_first{n}][_rank{r}][_detached][_bias{p}]
-    g{1..5}_{rmsnorm|silu_only}
+"""Gates: what a `GateSpec` can say, and the grammar that spells it (`GATE_GRAMMAR`). Imports no torch.
 
 Suffixes stand in this order. Sigmoid, head-specific, multiplicative and computed from the attention input are the
 defaults and go unsaid; numbers write their decimal point as p (`floor0p25`). Positions are the paper's (arXiv
@@ -33,6 +29,8 @@ ACTIVATIONS = {
     "hard": "1[σ({}) > 0.5]",
 }
 TRANSFORMS = {"rmsnorm": "RMSNorm({})", "silu_only": "SiLU({})"}
+QUERY_SITES = ("g1", "g4")
+"""Where a site has a head for each query head; at G2 and G3 it has one for each KV head."""
 SYMBOLS = {"g1": "Y", "g2": "V", "g3": "K", "g4": "Q", "g5": "O"}
 TOKEN_SOURCES = {"hidden": "X", "previous": "X₋₁"}
 """Sources with d_model channels, which every head reads through weights of its own: the token's attention input, or the
@@ -40,29 +38,32 @@ previous token's (zeros at the first)."""
 HEAD_SOURCES = {
     "value": ("g1", "g2", "g3", "g4"),
     "key": ("g1", "g2", "g3", "g4"),
-    "query": ("g1", "g4"),
+    "query": QUERY_SITES,
     "output": ("g1",),
     "slice": ("g1", "g2", "g3", "g4"),
 }
 """Sources of which each head reads its own part -> the positions where a head has one. At G1 and G4 the key or value of
 a KV head serves its group of query heads; a KV head has several queries, so none to read."""
 _HEAD_SYMBOLS = {"value": "V_h", "key": "K_h", "query": "Q_h", "output": "Y_h", "slice": "X_h"}
+_ACTIVATION_WORDS = [word for word in ACTIVATIONS if word != "sigmoid"]
+_SOURCE_WORDS = [*HEAD_SOURCES, "previous"]
 GATE_GRAMMAR = (
-    "g{1..5}_{headwise|elementwise}[_shared][_additive][_{silu|identity|tanh|relu|hard|ns_sigmoid|floor{f}}][_temp{t}]"
-    "[_{input_independent|from_{value|key|query|output|slice|previous}}][_first{n}][_rank{r}][_detached][_bias{p}] "
-    "or g{1..5}_{rmsnorm|silu_only}"
+    f"g{{1..5}}_{{{'|'.join(GRANULARITIES)}}}[_shared][_additive][_{{{'|'.join(_ACTIVATION_WORDS)}|ns_sigmoid|floor{{f}}}}]"
+    f"[_temp{{t}}][_{{input_independent|from_{{{'|'.join(_SOURCE_WORDS)}}}}}][_first{{n}}][_rank{{r}}][_detached]"
+    f"[_bias{{p}}] or g{{1..5}}_{{{'|'.join(TRANSFORMS)}}}"
 )
 
 _NUMBER = r"\d+(?:p\d+)?"
+_POSITION = f"(?P<position>{'|'.join(POSITIONS)})"
 _GATE = re.compile(
-    r"(?P<position>g[1-5])_(?P<granularity>headwise|elementwise)(?P<shared>_shared)?(?P<additive>_additive)?"
-    rf"(?:_(?P<activation>silu|identity|tanh|relu|hard)|_(?P<half>ns_sigmoid)|_floor(?P<floor>{_NUMBER}))?"
+    rf"{_POSITION}_(?P<granularity>{'|'.join(GRANULARITIES)})(?P<shared>_shared)?(?P<additive>_additive)?"
+    rf"(?:_(?P<activation>{'|'.join(_ACTIVATION_WORDS)})|_(?P<half>ns_sigmoid)|_floor(?P<floor>{_NUMBER}))?"
     rf"(?:_temp(?P<temperature>{_NUMBER}))?"
-    r"(?:_(?P<constant>input_independent)|_from_(?P<source>value|key|query|output|slice|previous))?"
+    rf"(?:_(?P<constant>input_independent)|_from_(?P<source>{'|'.join(_SOURCE_WORDS)}))?"
     r"(?:_first(?P<first>\d+))?(?:_rank(?P<rank>\d+))?(?P<detached>_detached)?"
     rf"(?:_bias(?P<bias>{_NUMBER}))?"
 )
-_TRANSFORM = re.compile(r"(?P<position>g[1-5])_(?P<transform>rmsnorm|silu_only)")
+_TRANSFORM = re.compile(rf"{_POSITION}_(?P<transform>{'|'.join(TRANSFORMS)})")
 
 
 def _read(number: str) -> float:
@@ -245,7 +246,7 @@ class GateSpec:
         rows = "" if self.source == "constant" else "n x "
         if self.position == "g5":
             return f"{rows}dmodel"
-        heads = "q" if self.position in ("g1", "g4") else "k"
+        heads = "q" if self.position in QUERY_SITES else "k"
         if self.granularity == "headwise":
             return f"{rows}{1 if self.shared else heads}"
         return f"{rows}dk" if self.shared else f"{rows}{heads} x dk"

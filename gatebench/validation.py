@@ -1,12 +1,31 @@
-"""What pydantic finds wrong, as the one line that a user is meant to read."""
+"""Strict sections of YAML files, and what pydantic finds wrong in one, as the one line that a user is meant to read."""
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from gatebench.errors import nearest
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are refused, docstrings under fields become their descriptions."""
+
+    model_config = ConfigDict(
+        extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_booleans_for_numbers(cls, content: Any) -> Any:
+        """Refuse `lr: true`, which pydantic would read as 1."""
+        for name, value in content.items() if isinstance(content, dict) else ():
+            known = cls.model_fields.get(name)
+            if isinstance(value, bool) and known is not None and known.annotation is not bool:
+                section = cls.__name__.removesuffix("Config").lower()
+                raise ValueError(f"{section}.{name}={str(value).lower()}: must not be true or false")
+        return content
 
 
 def one_line(error: ValidationError, model: type[BaseModel]) -> str:

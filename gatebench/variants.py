@@ -11,9 +11,10 @@ Only a new activation (`ACTIVATIONS` of `gatespec.py`, its function in `model/ga
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
+from typing import Any
 
 from gatebench.design import WORDS, Design, parse_design
 from gatebench.errors import UserError, nearest
@@ -57,6 +58,24 @@ class Variant:
                 return tuple(zero)
         return ()
 
+    def scale(self, model: dict[str, Any]) -> None:
+        """Multiply the shape `model` (plain values) by the ratios, in place.
+
+        Raises UserError where one gives no whole number, or is of experts that a dense model does not have.
+        """
+        for key, ratio in self.ratios.items():
+            *section, name = key.split(".")
+            holder = model[section[0]] if section else model
+            if holder is None:
+                raise UserError(f"variant '{self.name}': model.{section[0]} is null; legal: a recipe with experts")
+            value = holder[name] * ratio
+            if value.denominator != 1:
+                raise UserError(
+                    f"variant '{self.name}': model.{key}={holder[name]} x {float(ratio):g} is no whole number; "
+                    f"legal: a recipe with model.{key} a multiple of {ratio.denominator}"
+                )
+            holder[name] = int(value)
+
     def at(self, position: str) -> tuple[GateSpec, ...]:
         """Return the gates that sit at `position`, in the order in which they act."""
         return tuple(gate for gate in self.gates if gate.position == position)
@@ -65,51 +84,41 @@ class Variant:
 def _curated(
     name: str, label: str, reason: str, *, group: str, tables: Mapping[int, int] | None = None, alias: str = ""
 ) -> Variant:
-    gate = parse_gate(name)
-    assert gate is not None, name
-    return Variant(
-        name=name,
-        gates=(gate,),
-        label=label,
-        group=group,
-        tables=tables or {},
-        aliases=(alias,) if alias else (),
-        reason=reason,
+    """Return a listed variant whose name, a gate's or a word of the design, says what it is."""
+    spelled = _spelled(name)
+    assert spelled is not None, name
+    aliases = (alias,) if alias else ()
+    return replace(spelled, label=label, group=group, tables=tables or {}, aliases=aliases, reason=reason)
+
+
+def _spelled(name: str) -> Variant | None:
+    """Return the variant that a gate's name or a word of the design spells, described from its parts; None for others."""
+    if gate := parse_gate(name):
+        return _described(gate)
+    if design := parse_design(name):
+        word = design.words[0]
+        return Variant(word, design=design, label=word, group="design", reason="named by the grammar")
+    return None
+
+
+def _described(gate: GateSpec) -> Variant:
+    """Return the variant of one gate, with a label and a reason made from its parts."""
+    words = [gate.activation] if gate.mode == "transform" else [gate.granularity, *gate.suffixes]
+    spelled = {"shared": "head-shared", "input_independent": "input-independent"}
+    label = f"{POSITIONS[gate.position]} {' '.join(spelled.get(word, word) for word in words)} {gate.position.upper()}"
+    reason = (
+        "a cell of the factorial position x granularity x sharing x mode x activation"
+        if gate in set(factorial())
+        else "named by the grammar"
     )
-
-
-def _design(name: str, label: str, reason: str, *, group: str, tables: Mapping[int, int] | None = None) -> Variant:
-    design = parse_design(name)
-    assert design is not None, name
-    return Variant(name, design=design, label=label, group=group, tables=tables or {}, reason=reason)
+    return Variant(gate.name, (gate,), label=label[0].upper() + label[1:], reason=reason)
 
 
 CURATED: tuple[Variant, ...] = (
     Variant("baseline", label="Baseline", group="reference", tables={1: 1, 2: 1, 3: 1, 4: 1, 5: 1, 6: 1}, reason="no gate: what everything is compared with"),
-    Variant(
-        "kv_heads_x2",
-        ratios={"n_kv_heads": Fraction(2)},
-        label="k x 2",
-        group="reference",
-        tables={1: 2},
-        reason="spends parameters on twice the KV heads instead of a gate (paper: k=8)",
-    ),
-    Variant(
-        "q_heads_x1p5",
-        ratios={"n_heads": Fraction(3, 2)},
-        label="q x 1.5",
-        group="reference",
-        tables={1: 3},
-        reason="spends parameters on half as many query heads again instead of a gate (paper: q=48)",
-    ),
-    Variant(
-        "experts_plus4",
-        ratios={"moe.n_experts": Fraction(33, 32)},
-        label="Add 4 Experts",
-        group="reference",
-        tables={1: 4},
-        reason="spends parameters on a thirty-second more experts instead of a gate (paper: 132 for 128)",
-    ),
+    Variant("kv_heads_x2", ratios={"n_kv_heads": Fraction(2)}, label="k x 2", group="reference", tables={1: 2}, reason="spends parameters on twice the KV heads instead of a gate (paper: k=8)"),
+    Variant("q_heads_x1p5", ratios={"n_heads": Fraction(3, 2)}, label="q x 1.5", group="reference", tables={1: 3}, reason="spends parameters on half as many query heads again instead of a gate (paper: q=48)"),
+    Variant("experts_plus4", ratios={"moe.n_experts": Fraction(33, 32)}, label="Add 4 Experts", group="reference", tables={1: 4}, reason="spends parameters on a thirty-second more experts instead of a gate (paper: 132 for 128)"),
     _curated("g1_elementwise", "SDPA Elementwise G1", "the paper's main gate", group="position", tables={1: 5, 2: 2, 3: 2, 4: 2, 5: 2}),
     _curated("g2_elementwise", "v Elementwise G2", "the gate on values: cheap, depends on the key's token", group="position", tables={1: 6, 3: 3, 4: 5}),
     _curated("g3_elementwise", "k Elementwise G3", "the gate on keys: changes scores, not what is read", group="position", tables={1: 7}),
@@ -119,33 +128,12 @@ CURATED: tuple[Variant, ...] = (
     _curated("g2_headwise", "v Headwise G2", "one score per KV head and key token", group="granularity", tables={1: 11}),
     _curated("g1_elementwise_shared", "SDPA Head-Shared G1", "do heads need scores of their own?", group="sharing", tables={1: 12, 4: 4}),
     _curated("g2_elementwise_shared", "v Head-Shared G2", "sharing at the value", group="sharing", tables={1: 13}),
-    _curated(
-        "g1_elementwise_additive_silu",
-        "SDPA Additive G1",
-        "adds instead of multiplying: non-linear, but cannot close",
-        group="mode",
-        tables={1: 14, 3: 4},
-        alias="g1_additive_silu",
-    ),
+    _curated("g1_elementwise_additive_silu", "SDPA Additive G1", "adds instead of multiplying: non-linear, but cannot close", group="mode", tables={1: 14, 3: 4}, alias="g1_additive_silu"),
     _curated("g1_elementwise_silu", "SDPA Elementwise G1 (SiLU)", "unbounded activation in place of the sigmoid", group="activation", tables={1: 15}),
     _curated("g1_rmsnorm", "SDPA GroupNorm", "non-linearity without a gate: per-head RMSNorm of the SDPA output", group="nonlinearity", tables={3: 5}),
     _curated("g1_silu_only", "SDPA SiLU", "non-linearity without a gate or parameters", group="nonlinearity", tables={3: 6}),
-    _curated(
-        "g1_elementwise_additive_identity",
-        "SDPA Additive (identity)",
-        "adds a linear map of the input: parameters without a non-linearity",
-        group="nonlinearity",
-        tables={3: 7},
-        alias="g1_additive_identity",
-    ),
-    _curated(
-        "g1_elementwise_input_independent",
-        "SDPA Input Independent Gate",
-        "one static number per channel: non-linearity nowhere, sparsity without the query",
-        group="sparsity",
-        tables={4: 6},
-        alias="g1_input_independent",
-    ),
+    _curated("g1_elementwise_additive_identity", "SDPA Additive (identity)", "adds a linear map of the input: parameters without a non-linearity", group="nonlinearity", tables={3: 7}, alias="g1_additive_identity"),
+    _curated("g1_elementwise_input_independent", "SDPA Input Independent Gate", "one static number per channel: non-linearity nowhere, sparsity without the query", group="sparsity", tables={4: 6}, alias="g1_input_independent"),
     _curated("g1_elementwise_ns_sigmoid", "SDPA Elementwise Gate (NS-sigmoid)", "scores held above one half: a gate that cannot be sparse", group="sparsity", tables={4: 7}),
     _curated("g1_headwise_ns_sigmoid", "SDPA Headwise Gate (NS-sigmoid)", "the non-sparse control at one score per head", group="sparsity"),
     _curated("g1_headwise_input_independent", "SDPA Headwise Input Independent Gate", "one static number per head: what 'gated attention' becomes when the input is dropped", group="sparsity"),
@@ -185,47 +173,34 @@ CURATED: tuple[Variant, ...] = (
     _curated("g4_headwise_from_query", "q Headwise Gate from the query", "the query sets its own temperature", group="source"),
     _curated("g1_headwise_from_slice", "SDPA Headwise Gate from a slice", "each head reads its own slice of the hidden state alone", group="source"),
     _curated("g1_headwise_from_slice_bias0p25", "Quantizable Transformers gate", "the gate that was made to stop sinks before this paper: a slice of the input, a bias, a quarter open at the start", group="rival", alias="quantizable_gate"),
-    _design("switch_kv_8top8", "Switch kv 8top8", "eight key and value experts a head, all summed: capacity without selection", group="switch", tables={6: 2}),
-    _design("switch_kv_4top4", "Switch kv 4top4", "four key and value experts a head, all summed", group="switch", tables={6: 3}),
-    _design("switch_v_4top4", "Switch v 4top4", "four value experts a head, all summed", group="switch", tables={6: 4}),
-    _design("switch_v_8top2", "Switch v 8top2", "eight value experts a head, two picked by each token", group="switch", tables={6: 5}),
-    _design("switch_v_1top1", "Switch v 1top1", "one value expert: the headwise G2 gate under another name, and the best of the paper's switch heads", group="switch", tables={6: 6}),
-    _design("sandwich_norm", "Sandwich norm", "holds activations down at every sublayer's output: the paper's Table 2 trains it at the LRs where the baseline diverges", group="stabiliser", tables={2: 7}),
-    _design("clip300", "Output clipping at 300", "the cheap stabiliser that does not help in the paper's appendix A.6: is it the outliers that diverge?", group="stabiliser"),
-    _design("clip100", "Output clipping at 100", "the tighter clip of the paper's appendix A.6", group="stabiliser"),
-    _design("softmax1", "Softmax-off-by-one", "an idle head may attend to nothing, at no parameter", group="rival"),
-    _design("sink_logits", "Sink logits (gpt-oss)", "an idle head may attend to a learned nothing, one number per head", group="rival"),
-    _design("kv_bias", "KV bias", "a sink of its own, with a learned key and value, in place of the first token", group="rival"),
-    _design("registers4", "4 registers", "tokens that say nothing take the sink: the first of them, or all?", group="rival"),
-    _design("registers16", "16 registers", "more room for sinks than heads need", group="rival"),
-    _design("sigmoid_attention", "Sigmoid attention", "weights without a sum to one need no sink, and may add up to anything", group="rival"),
-    _design("softpick", "Softpick", "rectified softmax: exact zeros, rows that need not sum to one", group="rival"),
-    _design("clipped_softmax", "Clipped softmax", "exact zeros without extreme scores, the other remedy of the Quantizable Transformers", group="rival"),
-    _design("forgetting", "Forgetting Transformer", "a gate on scores: each token decides how much of the past to forget", group="rival"),
-    _design("differential", "Differential attention", "subtracts a second map: what both pay to a sink cancels", group="rival"),
-    _design("value_residual", "Value residual (ResFormer)", "the first layer's values in every layer: less need to drain values into a sink", group="rival"),
-    _design("exclusive", "Exclusive self attention", "a head cannot repeat its own token's value: what a gate closes on may be that", group="rival"),
+    _curated("switch_kv_8top8", "Switch kv 8top8", "eight key and value experts a head, all summed: capacity without selection", group="switch", tables={6: 2}),
+    _curated("switch_kv_4top4", "Switch kv 4top4", "four key and value experts a head, all summed", group="switch", tables={6: 3}),
+    _curated("switch_v_4top4", "Switch v 4top4", "four value experts a head, all summed", group="switch", tables={6: 4}),
+    _curated("switch_v_8top2", "Switch v 8top2", "eight value experts a head, two picked by each token", group="switch", tables={6: 5}),
+    _curated("switch_v_1top1", "Switch v 1top1", "one value expert: the headwise G2 gate under another name, and the best of the paper's switch heads", group="switch", tables={6: 6}),
+    _curated("sandwich_norm", "Sandwich norm", "holds activations down at every sublayer's output: the paper's Table 2 trains it at the LRs where the baseline diverges", group="stabiliser", tables={2: 7}),
+    _curated("clip300", "Output clipping at 300", "the cheap stabiliser that does not help in the paper's appendix A.6: is it the outliers that diverge?", group="stabiliser"),
+    _curated("clip100", "Output clipping at 100", "the tighter clip of the paper's appendix A.6", group="stabiliser"),
+    _curated("softmax1", "Softmax-off-by-one", "an idle head may attend to nothing, at no parameter", group="rival"),
+    _curated("sink_logits", "Sink logits (gpt-oss)", "an idle head may attend to a learned nothing, one number per head", group="rival"),
+    _curated("kv_bias", "KV bias", "a sink of its own, with a learned key and value, in place of the first token", group="rival"),
+    _curated("registers4", "4 registers", "tokens that say nothing take the sink: the first of them, or all?", group="rival"),
+    _curated("registers16", "16 registers", "more room for sinks than heads need", group="rival"),
+    _curated("sigmoid_attention", "Sigmoid attention", "weights without a sum to one need no sink, and may add up to anything", group="rival"),
+    _curated("softpick", "Softpick", "rectified softmax: exact zeros, rows that need not sum to one", group="rival"),
+    _curated("clipped_softmax", "Clipped softmax", "exact zeros without extreme scores, the other remedy of the Quantizable Transformers", group="rival"),
+    _curated("forgetting", "Forgetting Transformer", "a gate on scores: each token decides how much of the past to forget", group="rival"),
+    _curated("differential", "Differential attention", "subtracts a second map: what both pay to a sink cancels", group="rival"),
+    _curated("value_residual", "Value residual (ResFormer)", "the first layer's values in every layer: less need to drain values into a sink", group="rival"),
+    _curated("exclusive", "Exclusive self attention", "a head cannot repeat its own token's value: what a gate closes on may be that", group="rival"),
 )  # fmt: skip
-
-
-def _describe(gate: GateSpec) -> Variant:
-    """Return an uncurated variant of one gate, with a label and a reason made from its parts."""
-    words = [gate.activation] if gate.mode == "transform" else [gate.granularity, *gate.suffixes]
-    spelled = {"shared": "head-shared", "input_independent": "input-independent"}
-    label = f"{POSITIONS[gate.position]} {' '.join(spelled.get(word, word) for word in words)} {gate.position.upper()}"
-    reason = (
-        "a cell of the factorial position x granularity x sharing x mode x activation"
-        if gate in set(factorial())
-        else "named by the grammar"
-    )
-    return Variant(gate.name, (gate,), label=label[0].upper() + label[1:], reason=reason)
 
 
 @cache
 def registry() -> dict[str, Variant]:
     """Return every listed variant by name: the curated ones first, then the rest of the factorial."""
     listed: dict[str, Variant] = {}
-    for variant in (*CURATED, *map(_describe, factorial())):
+    for variant in (*CURATED, *map(_described, factorial())):
         if variant.group == "factorial" and variant.name in listed:
             continue
         for name in (variant.name, *variant.aliases):
@@ -285,13 +260,8 @@ def _get_part(name: str) -> Variant:
     for variant in listed.values():
         if name in variant.aliases:
             return variant
-    if gate := parse_gate(name):
-        return listed.get(gate.name) or _describe(gate)
-    if design := parse_design(name):
-        word = design.words[0]
-        return listed.get(word) or Variant(
-            word, design=design, label=word, group="design", reason="named by the grammar"
-        )
+    if spelled := _spelled(name):
+        return listed.get(spelled.name, spelled)
     raise UserError(f"variant '{name}': unknown; {nearest(name, all_names())} (grammar: {GRAMMAR})")
 
 

@@ -18,10 +18,10 @@ from gatebench.config import (
     Recipe,
     RunConfig,
     TrainConfig,
-    apply_variant,
-    differences,
+    resolve,
 )
 from gatebench.errors import UserError
+from gatebench.identity import differences
 from gatebench.recipes import load_recipe, make_run, parse_yaml, recipe_names, recipe_path, run_from_yaml, to_yaml
 
 EVERYTHING = [
@@ -84,6 +84,25 @@ def test_a_recipe_can_be_a_path(tmp_path: Path) -> None:
     config = make_run(str(path), "baseline")
     assert (config.recipe, config.model.n_layers, config.optim.lr) == ("mine", 2, 0.001)
     assert recipe_path(str(path)) == path
+
+
+def test_names_of_recipes_may_hold_dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = recipe_path("quick").read_text(encoding="utf-8")
+    for name, lr in (("quick.v1", "4e-3"), ("quick.v2", "5e-3")):
+        path = tmp_path / "experiments" / f"{name}.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text.replace("lr: 6e-3", f"lr: {lr}"), encoding="utf-8")
+    monkeypatch.setenv("GATEBENCH_ROOT", str(tmp_path))
+    first, second, by_path = (make_run(word, "baseline") for word in ("quick.v1", "quick.v2", str(path)))
+    assert [config.recipe for config in (first, second, by_path)] == ["quick.v1", "quick.v2", "quick.v2"]
+    assert [config.run_name.partition("/")[0] for config in (first, by_path)] == ["quick.v1", "quick.v2"]
+    assert second.fingerprint == by_path.fingerprint != first.fingerprint
+
+
+@pytest.mark.parametrize("name", ["...yaml", "..yaml"])
+def test_a_recipe_without_a_name_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("{}\n", encoding="utf-8")
+    assert "names no folder" in refusal(recipe=str(tmp_path / name))
 
 
 def test_an_empty_recipe_is_the_defaults(tmp_path: Path) -> None:
@@ -220,10 +239,20 @@ def test_a_bad_recipe_file_is_refused_in_one_line(tmp_path: Path, content: str, 
 
 
 def test_overrides_of_a_variant_are_ratios_to_the_recipe() -> None:
-    model = ModelConfig(n_heads=8, n_kv_heads=2)
-    assert apply_variant(model, variants.get("baseline")) is model
-    assert apply_variant(model, variants.get("kv_heads_x2")).n_kv_heads == 4
-    assert apply_variant(model, variants.get("q_heads_x1p5")).n_heads == 12
+    recipe = Recipe(model=ModelConfig(n_heads=8, n_kv_heads=2))
+    assert resolve(recipe, variants.get("baseline")) == recipe.model.model_copy(update={"context_length": 256})
+    assert resolve(recipe, variants.get("kv_heads_x2")).n_kv_heads == 4
+    assert resolve(recipe, variants.get("q_heads_x1p5")).n_heads == 12
+
+
+def test_a_run_is_resolved_when_it_is_made_and_its_copies_are() -> None:
+    config = make_run("quick", "q_heads_x1p5", 0, ["data.seq_len=64"])
+    assert config.spec is variants.get("q_heads_x1p5")
+    assert (config.model.n_heads, config.shape.n_heads) == (4, 6)
+    assert (config.model.context_length, config.shape.context_length) == (None, 64)
+    assert config.model_copy(update={"variant": "baseline"}).shape.n_heads == 4
+    with pytest.raises(UserError, match=r"model\.n_heads=4 is not a multiple of model\.n_kv_heads=8"):
+        make_run("quick", "baseline", 0, ["model.n_kv_heads=4"]).model_copy(update={"variant": "kv_heads_x2"})
 
 
 @pytest.mark.parametrize(
@@ -243,7 +272,7 @@ def test_overrides_of_a_variant_are_ratios_to_the_recipe() -> None:
 )
 def test_a_variant_that_the_recipe_cannot_hold_is_refused(variant: str, model: ModelConfig, words: list[str]) -> None:
     with pytest.raises(UserError) as error:
-        apply_variant(model, variants.get(variant))
+        resolve(Recipe(model=model), variants.get(variant))
     assert [word for word in words if word not in str(error.value)] == []
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gatebench.config import ModelConfig, RunConfig, apply_variant
+from gatebench.config import ModelConfig, RunConfig
 from gatebench.design import NULL_KEY_PADDING, Design, SwitchHeads
 from gatebench.errors import UserError
-from gatebench.gatespec import GateSpec
+from gatebench.gatespec import QUERY_SITES, GateSpec
 from gatebench.variants import Variant, get
 
 
@@ -27,7 +27,7 @@ def gate_site(config: ModelConfig, position: str) -> Site:
     """Return the shape of the tensor at `position`: query heads (G1, G4), KV heads (G2, G3), or d_model (G5)."""
     if position == "g5":
         return Site(1, config.d_model)
-    return Site(config.n_heads if position in ("g1", "g4") else config.n_kv_heads, config.head_dim)
+    return Site(config.n_heads if position in QUERY_SITES else config.n_kv_heads, config.head_dim)
 
 
 def gate_matrices(config: ModelConfig, gate: GateSpec) -> tuple[int, ...]:
@@ -162,35 +162,19 @@ def active_params(config: ModelConfig, variant: Variant) -> int:
     return total_params(config, variant) - config.n_layers * idle
 
 
-def match_ffn(config: ModelConfig, variant: Variant, target: int) -> ModelConfig:
-    """Return `config` with the ffn_dim that brings the variant's count nearest to `target` (ties: the smaller).
+def match(config: ModelConfig, count: Callable[[ModelConfig], int], target: int, what: str) -> ModelConfig:
+    """Return `config` with the ffn_dim that brings `count` of it nearest to `target` (ties: the smaller).
 
     With experts it is the inner size of each of them (moe.expert_dim, too), so that a unit is n_experts times larger.
-    Raises UserError where even one FFN unit would be too many.
+    Raises UserError, with `{what} adds {n}` filled in, where even one FFN unit would be too many.
     """
-    unit = 3 * config.d_model * config.n_layers * (config.moe.n_experts if config.moe else 1)
-    added = total_params(config, variant) - target
-    return _narrowed(config, added, unit, f"param_match='ffn': variant '{variant.name}' adds {added:,} parameters")
-
-
-def match_flops(config: ModelConfig, variant: Variant, target: int, seq_len: int) -> ModelConfig:
-    """Return `config` with the ffn_dim that brings a training token's FLOPs nearest to `target`, as `match_ffn` does.
-
-    Raises UserError where even one FFN unit would be too many.
-    """
-    now = train_flops_per_token(config, variant, seq_len)
-    unit = train_flops_per_token(_with_ffn(config, config.ffn_dim + 1), variant, seq_len) - now
-    added = now - target
-    return _narrowed(config, added, unit, f"param_match='flops': variant '{variant.name}' adds {added:,} FLOPs a token")
-
-
-def _narrowed(config: ModelConfig, added: int, unit: int, what: str) -> ModelConfig:
-    """Return `config` with the ffn_dim that makes up for `added` best, where one of it counts for `unit`."""
-    ffn_dim = config.ffn_dim - (2 * added + unit) // (2 * unit)  # ties: the smaller
+    now = count(config)
+    added, unit = now - target, count(_with_ffn(config, config.ffn_dim + 1)) - now
+    ffn_dim = config.ffn_dim - (2 * added + unit) // (2 * unit)
     if ffn_dim < 1:
         raise UserError(
-            f"{what}, more than the whole FFN (ffn_dim={config.ffn_dim}) holds; legal: param_match=none or a larger "
-            "ffn_dim"
+            f"{what.format(added)}, more than the whole FFN (ffn_dim={config.ffn_dim}) holds; legal: param_match=none "
+            "or a larger ffn_dim"
         )
     return _with_ffn(config, ffn_dim)
 
@@ -219,25 +203,33 @@ class Accounting:
         return self.n_params - self.n_params_baseline
 
 
+def final_shape(config: RunConfig) -> ModelConfig:
+    """Return the shape that a run is built with: `config.shape`, with the ffn_dim that `param_match` asks for."""
+    if config.param_match == "none":
+        return config.shape
+
+    def count(model: ModelConfig, variant: Variant) -> int:
+        if config.param_match == "ffn":
+            return total_params(model, variant)
+        return train_flops_per_token(model, variant, config.data.seq_len)
+
+    unit = "parameters" if config.param_match == "ffn" else "FLOPs a token"
+    what = f"param_match='{config.param_match}': variant '{config.variant}' adds {{:,}} {unit}"
+    target = count(config.model, get("baseline"))
+    return match(config.shape, lambda model: count(model, config.spec), target, what)
+
+
 def account(config: RunConfig) -> Accounting:
-    """Return the final model shape of a run and its exact costs beside the baseline's."""
-    variant, baseline = get(config.variant), get("baseline")
-    model = apply_variant(config.model, variant)
-    model = model.model_copy(update={"context_length": model.context_length or config.data.seq_len})
-    target = total_params(config.model, baseline)
-    if config.param_match == "ffn":
-        model = match_ffn(model, variant, target)
+    """Return the exact costs of a run in its final shape, beside the baseline's."""
+    model, variant, baseline = final_shape(config), config.spec, get("baseline")
     seq_len = config.data.seq_len
-    flops = train_flops_per_token(config.model, baseline, seq_len)
-    if config.param_match == "flops":
-        model = match_flops(model, variant, flops, seq_len)
     return Accounting(
         model,
         total_params(model, variant),
-        target,
+        total_params(config.model, baseline),
         active_params(model, variant),
         train_flops_per_token(model, variant, seq_len),
-        flops,
+        train_flops_per_token(config.model, baseline, seq_len),
     )
 
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from gatebench.config import ModelConfig
 from gatebench.model.gates import GateInputs, GateSite
-from gatebench.model.kernels import KERNELS, HeadOutput, causal_mask
+from gatebench.model.head_output import HeadOutput
+from gatebench.model.kernels import KERNELS, causal_mask
 from gatebench.model.norm import RMSNorm
 from gatebench.model.rope import rotate
 from gatebench.model.switch import kv_projection

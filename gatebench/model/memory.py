@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gatebench.config import ModelConfig, RunConfig
 from gatebench.design import Design
 from gatebench.model.accounting import KERNEL_COSTS, Accounting, gate_site, layer_params
-from gatebench.variants import Variant, get
+from gatebench.variants import Variant
 
 LOGITS_AT_ONCE = 1 << 20
 """Of the loss, on a CPU; 64 times as many on a GPU (`model/loss.py`)."""
@@ -46,7 +46,7 @@ class Memory:
 
 def memory(config: RunConfig, costs: Accounting, *, bf16: bool, gpu: bool) -> Memory:
     """Return the memory of a training step of `config` on one of its devices; `costs` is `account(config)`."""
-    model, variant = costs.model, get(config.variant)
+    model, variant = costs.model, config.spec
     element = 2 if bf16 else 4
     embedding = model.vocab_size * model.d_model
     tokens = config.micro_batch_size * config.data.seq_len

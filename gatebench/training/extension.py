@@ -5,19 +5,21 @@ Imports torch only where weights are loaded.
 
 from __future__ import annotations
 
-import hashlib
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from gatebench import recipes
-from gatebench.config import InitConfig, RunConfig, Section
+from gatebench.config import InitConfig, RunConfig
 from gatebench.errors import UserError
-from gatebench.model.accounting import account
+from gatebench.files import sha256_of
+from gatebench.model.accounting import final_shape
 from gatebench.paths import runs_dir
 from gatebench.training.rundir import RunDirectory
+from gatebench.validation import Section, one_line
 
 if TYPE_CHECKING:
     from gatebench.model.transformer import Transformer
@@ -61,14 +63,14 @@ class Extension(Section):
 
         micro = None if train.micro_batch_size is None else as_many_tokens(train.micro_batch_size)
         whole = (micro or 1) * world
-        found = {
+        changes = {
             "data.seq_len": seq_len,
             "train.batch_size": max(whole, as_many_tokens(train.batch_size) // whole * whole),
             "train.micro_batch_size": micro,
             "model.rope_theta": self.rope_theta,
             "optim.lr": self.lr,
         }
-        words = [f"{key}={value}" for key, value in found.items() if value is not None] + self.set
+        words = [f"{key}={value}" for key, value in changes.items() if value is not None] + self.set
         asked = {word.partition("=")[0].strip() for word in self.set}
         if "train.steps" not in asked:
             batch_size = recipes.changed_run(parent, [*words, "optim.warmup_steps=0"]).train.batch_size
@@ -99,7 +101,7 @@ def extended(parent: RunConfig, extension: Extension, path: Path | None = None) 
     Raises UserError for settings that are not legal, or that change a weight's shape.
     """
     config = recipes.changed_run(parent, extension.settings(parent))
-    before, after = account(parent).model.model_dump(), account(config).model.model_dump()
+    before, after = final_shape(parent).model_dump(), final_shape(config).model_dump()
     for key in before.keys() - MAY_CHANGE:
         if before[key] != after[key]:
             raise UserError(
@@ -108,6 +110,20 @@ def extended(parent: RunConfig, extension: Extension, path: Path | None = None) 
             )
     init = InitConfig(run=parent.run_name, path=None if path is None else str(path))
     return config.model_copy(update={"init": init, "corpus_fingerprint": None})
+
+
+def extended_run(run_dir: Path, words: Mapping[str, Any]) -> RunConfig:
+    """Return the configuration of the run that goes on from the finished run in `run_dir`, `words` being `Extension`'s.
+
+    Raises UserError for words that are not legal, a folder that is no finished run, and as `extended` does.
+    """
+    try:
+        extension = Extension.model_validate(words)
+    except ValidationError as error:
+        raise UserError(f"extend: {one_line(error, Extension)}") from None
+    parent = read_parent(run_dir)
+    is_in_place = (runs_dir() / parent.run_name).resolve() == run_dir.resolve()
+    return extended(parent, extension, None if is_in_place else run_dir.resolve())
 
 
 def read_parent(path: Path) -> RunConfig:
@@ -129,14 +145,13 @@ def tied_to_parent(config: RunConfig) -> RunConfig:
         return config
     directory = parent_directory(config.init)
     directory.check_trained()
-    with open(directory.weights, "rb") as handle:
-        found = hashlib.file_digest(handle, "sha256").hexdigest()
-    if config.init.weights_sha256 not in (None, found):
+    sha256 = sha256_of(directory.weights)
+    if config.init.weights_sha256 not in (None, sha256):
         raise UserError(
-            f"{directory.path}: was trained again since this run began with its weights (sha256 {found[:12]}, "
+            f"{directory.path}: was trained again since this run began with its weights (sha256 {sha256[:12]}, "
             f"the run has {str(config.init.weights_sha256)[:12]}); legal: a new run"
         )
-    return config.model_copy(update={"init": config.init.model_copy(update={"weights_sha256": found})})
+    return config.model_copy(update={"init": config.init.model_copy(update={"weights_sha256": sha256})})
 
 
 def initial_model(config: RunConfig) -> Transformer:

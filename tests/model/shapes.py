@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gatebench import variants
-from gatebench.config import ModelConfig, MoEConfig, apply_variant
+from gatebench.config import ModelConfig, MoEConfig, Recipe, resolve
 from gatebench.model.build import build_model
 from gatebench.model.gates import GateInputs
 from gatebench.model.transformer import Transformer
@@ -78,7 +78,8 @@ def shape(name: str, config: ModelConfig = TINY, **changes: object) -> ModelConf
     """Return the final shape of the variant `name` at `config` with `changes`."""
     config = tiny_for(name) if config is TINY else config
     changed = ModelConfig.model_validate({**config.model_dump(), **changes})
-    return apply_variant(changed, variants.get(name))
+    resolved = resolve(Recipe(model=changed), variants.get(name))
+    return resolved.model_copy(update={"context_length": changed.context_length})
 
 
 def build(name: str, config: ModelConfig = TINY, seed: int = 0, **changes: object) -> Transformer:

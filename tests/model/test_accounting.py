@@ -11,7 +11,7 @@ from gatebench import variants
 from gatebench.config import ModelConfig
 from gatebench.errors import UserError
 from gatebench.model import accounting
-from gatebench.model.accounting import account, match_ffn, total_params
+from gatebench.model.accounting import account, match, total_params
 from gatebench.model.transformer import Transformer
 from gatebench.paths import project_root
 from gatebench.recipes import make_run
@@ -107,6 +107,10 @@ def test_flops_by_hand() -> None:
     assert accounting.train_flops_per_token(TINY, BASELINE, seq_len=10) == 3 * expected
     headwise = accounting.forward_flops_per_token(TINY, variants.get("g1_headwise"), seq_len=10)
     assert headwise - expected == 2 * 2 * 24 * 4
+
+
+def match_ffn(config: ModelConfig, variant: variants.Variant, target: int) -> ModelConfig:
+    return match(config, lambda model: total_params(model, variant), target, "adds {:,} parameters")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
-"""Eager equals compiled, for the whole registry.
+"""Eager equals compiled.
 
-Inductor, the real compiler, takes seconds a graph: the whole registry through it is marked slow. A set that reaches
-every line of `model/gates.py` and every site goes through dynamo and AOT autograd, forward and backward, in every run.
+Whether a forward traces whole is a fact of each variant, so the whole registry is traced. Inductor, the real compiler,
+takes seconds a graph and compiles the operations that it is handed, whichever variant they come from: it gets a spread
+with every part that a variant can have. A set that reaches every line of `model/gates.py` and every site goes through
+dynamo and AOT autograd, forward and backward.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.model.shapes import REGISTRY, TINY, build, token_ids
+from tests.model.spread import SPREAD
 
 EVERY_PATH = (
     "baseline",
@@ -77,14 +80,24 @@ def test_every_path_traces_whole_and_keeps_outputs_and_gradients(name: str) -> N
     assert_compiled_equals_eager(name, "aot_eager")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", REGISTRY)
-def test_every_variant_compiled_by_inductor_keeps_its_outputs(name: str) -> None:
+def assert_outputs_are_kept(name: str, backend: str) -> None:
     block, inputs = one_layer(name)
     with torch.no_grad():
         expected = block(*inputs)
-        compiled = torch.compile(block, backend="inductor", fullgraph=True, dynamic=False)(*inputs)
+        compiled = torch.compile(block, backend=backend, fullgraph=True, dynamic=False)(*inputs)
     torch.testing.assert_close(compiled, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_variant_traces_whole_and_keeps_its_outputs(name: str) -> None:
+    assert_outputs_are_kept(name, "eager")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SPREAD)
+def test_a_spread_compiled_by_inductor_keeps_its_outputs(name: str) -> None:
+    assert_outputs_are_kept(name, "inductor")
 
 
 @pytest.mark.slow

@@ -15,7 +15,8 @@ from gatebench.config import ModelConfig
 from gatebench.design import Design
 from gatebench.errors import UserError
 from gatebench.model import accounting
-from gatebench.model.kernels import KERNELS, HeadOutput, Kernel, Softpick, attention_map, lambda_init
+from gatebench.model.head_output import HeadOutput
+from gatebench.model.kernels import KERNELS, Kernel, Softpick, attention_map, lambda_init
 from tests.model.shapes import TINY, build, shape
 
 H, D, T = 4, 8, 9
