@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gatebench.paths import runs_dir
-from gatebench.sweep import squeue
 from gatebench.sweep.plan import PlannedRun
+from gatebench.sweep.squeue import Place
 from gatebench.sweep.status import run_status
-from gatebench.sweep.submissions import FOLDER, Submission, submissions
+from gatebench.sweep.submissions import FOLDER, Submission, queued, submissions
 
 _DAY_S = 86_400.0
 
@@ -36,17 +36,17 @@ class Leftover:
 def leftovers_of_study(study: str, planned: Iterable[PlannedRun], *, done: bool) -> list[Leftover]:
     """Return what a study has left unfinished, its ended submissions, and with `done` its results too."""
     directories = dict.fromkeys(run.directory for run in planned if run.directory is not None)
-    queued = _Queue()
-    return [*_runs(directories, queued, done=done), *_submissions(submissions(study), queued)]
+    places = queued()
+    return [*_runs(directories, places, done=done), *_submissions(submissions(study), places)]
 
 
 def older_leftovers(days: float, *, done: bool) -> list[Leftover]:
     """Return what was left unfinished anywhere below the runs and has not changed for `days` days."""
     before = time.time() - days * _DAY_S
     directories = [path.parent for path in sorted(runs_dir().glob("*/*/config.yaml")) if FOLDER not in path.parts]
-    queued = _Queue()
-    found = [*_runs(directories, queued, done=done), *_submissions(submissions(), queued)]
-    return [leftover for leftover in found if leftover.changed < before]
+    places = queued()
+    leftovers = [*_runs(directories, places, done=done), *_submissions(submissions(), places)]
+    return [leftover for leftover in leftovers if leftover.changed < before]
 
 
 def remove(leftovers: Iterable[Leftover]) -> None:
@@ -55,20 +55,10 @@ def remove(leftovers: Iterable[Leftover]) -> None:
         shutil.rmtree(leftover.path, ignore_errors=True)
 
 
-class _Queue:
-    """What is in the queue now: arrays by name, and the run directories of their elements."""
-
-    def __init__(self) -> None:
-        queue = squeue.queue()
-        self.answers = queue is not None
-        self.names = {name for (name, _), queued in (queue or {}).items() if queued.active}
-        arrays = [array for submission in submissions() for array in submission.arrays() if array.name in self.names]
-        self.directories = {directory for array in arrays for directory in array.directories}
-
-
-def _runs(directories: Iterable[Path], queue: _Queue, *, done: bool) -> Iterator[Leftover]:
+def _runs(directories: Iterable[Path], places: dict[Place, Path] | None, *, done: bool) -> Iterator[Leftover]:
+    in_queue = set((places or {}).values())
     for directory in directories:
-        if not directory.is_dir() or directory in queue.directories:
+        if not directory.is_dir() or directory in in_queue:
             continue
         status = run_status(directory, 1)
         if status.standing != "running" and (done or not status.finished):
@@ -76,11 +66,12 @@ def _runs(directories: Iterable[Path], queue: _Queue, *, done: bool) -> Iterator
             yield Leftover(directory, what, *_size_and_change(directory))
 
 
-def _submissions(found: Iterable[Submission], queue: _Queue) -> Iterator[Leftover]:
+def _submissions(candidates: Iterable[Submission], places: dict[Place, Path] | None) -> Iterator[Leftover]:
     """Submissions none of whose jobs is in the queue; where that cannot be asked, only those that were cancelled."""
-    for submission in found:
-        ended = not any(array.name in queue.names for array in submission.arrays())
-        if ended and (queue.answers or submission.cancelled.exists()):
+    in_queue = {name for name, _ in places or {}}
+    for submission in candidates:
+        ended = not any(array.name in in_queue for array in submission.arrays())
+        if ended and (places is not None or submission.cancelled.exists()):
             yield Leftover(submission.path, "submission", *_size_and_change(submission.path))
 
 

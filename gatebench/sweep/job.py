@@ -1,4 +1,4 @@
-"""One run to be trained: the command for it, and what its directory says about it."""
+"""One run to be trained: the command that trains it, and what its directory says about it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,10 @@ RETRIES = 2
 
 @dataclass(eq=False)
 class Job:
-    """One run: what to train and where it lands."""
+    """One run, whose directory holds its `config.yaml` before it is started."""
 
     config: RunConfig
     directory: Path
-    recipe: str
-    """Name or path, as a user gives it."""
-    overrides: tuple[str, ...] = ()
-    """Settings on top of the recipe, in the order in which they apply."""
     label: str = ""
     """What sets the run apart from others of its variant and seed."""
     process: subprocess.Popen[bytes] | None = None
@@ -60,15 +56,9 @@ class Job:
         return self.files.is_done()
 
     def command(self, threads: int) -> list[str]:
-        """Return the command line that a user would type for this run; its directory says what an extension is."""
-        command = [sys.executable, "-m", "gatebench", "train"]
-        if self.config.init is not None:
-            return [*command, "--resume", str(self.directory), "--threads", str(threads)]
-        command += ["--recipe", self.recipe]
-        command += ["--variant", self.config.variant, "--seed", str(self.config.seed), "--threads", str(threads)]
-        for override in self.overrides:
-            command += ["--set", override]
-        return [*command, "--out", str(self.directory)]
+        """Return the command line that trains what `config.yaml` says."""
+        command = [sys.executable, "-m", "gatebench", "train", "--resume", str(self.directory)]
+        return [*command, "--threads", str(threads)]
 
     def last_row(self) -> dict[str, Any] | None:
         """Return the newest complete metrics row."""

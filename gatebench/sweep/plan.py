@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -16,7 +16,7 @@ from gatebench.paths import runs_dir
 from gatebench.sweep.devices import DEVICES, Device
 from gatebench.sweep.study import Combination, Study
 from gatebench.training.extension import extended
-from gatebench.training.rundir import RunDirectory, read_json
+from gatebench.training.rundir import RunDirectory
 
 Status = Literal["done", "diverged", "begun", "missing"]
 """begun: the directory holds a run that is going on or was stopped; the files do not tell which."""
@@ -28,8 +28,6 @@ class PlannedRun:
 
     config: RunConfig
     """Tied to its corpus, where that is there."""
-    recipe: str
-    """As the study names it: a name or a path."""
     combination: Combination
     directory: Path | None
     """None where the corpus, which is part of a run's identity, is not there yet; of an extension of a run that
@@ -68,6 +66,25 @@ class Cost:
     """On one device, at its peak."""
 
 
+@dataclass(frozen=True)
+class PlanCosts:
+    """What the runs of a plan cost on one kind of device."""
+
+    device: Device
+    utilisation: float
+    """Share of the device's peak that training reaches."""
+    of_runs: Sequence[Cost]
+    """In the order of the plan."""
+
+    def hours(self, cost: Cost) -> float:
+        """Hours of one run, over all its devices together."""
+        return self.device.hours(cost.executed_flops, self.utilisation)
+
+    def fits(self, cost: Cost) -> bool:
+        """Whether the estimate of the peak is below the device's memory."""
+        return self.device.memory is None or cost.memory.total <= self.device.memory
+
+
 class Measured(NamedTuple):
     """What the runs of a study that trained to their end took, and what the missing ones will at that rate."""
 
@@ -98,8 +115,13 @@ def plan(study: Study) -> list[PlannedRun]:
                 known = directory is not None and config.corpus_fingerprint is not None
                 directory = root / config.run_name if known else None
                 status = _status(directory)
-        found.append(PlannedRun(config, study.recipe, cell.combination, directory, status))
+        found.append(PlannedRun(config, cell.combination, directory, status))
     return found
+
+
+def refreshed(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Return the same runs with what their directories say now."""
+    return [replace(run, status=_status(run.directory)) for run in planned]
 
 
 def cost(run: PlannedRun, device: Device = DEVICES["h100"]) -> Cost:
@@ -129,8 +151,7 @@ def costs_of(runs: Sequence[PlannedRun], device: Device = DEVICES["h100"]) -> li
 def train_seconds(runs: Iterable[PlannedRun]) -> list[float]:
     """Return how long each finished run trained."""
     directories = [run.directory for run in runs if run.finished and run.directory is not None]
-    # a summary that cannot be read counts nothing here; loading it for a table says so
-    summaries = [read_json(RunDirectory(directory).summary) or {} for directory in directories]
+    summaries = [RunDirectory(directory).read_summary() for directory in directories]
     return [float(summary.get("train_wall_s") or 0.0) for summary in summaries]
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from gatebench.config import Section
 from gatebench.errors import UserError, nearest
+from gatebench.files import read_text
 from gatebench.paths import project_root
 from gatebench.recipes import parse_yaml
-from gatebench.validation import one_line
+from gatebench.validation import Section, one_line
 
 
 class ClusterProfile(Section):
@@ -59,7 +59,7 @@ def load_profile(name: str) -> ClusterProfile:
     path = Path(name) if is_path else project_root() / "experiments" / "clusters" / f"{name}.yaml"
     if not path.is_file():
         raise UserError(f"--profile {name}: not found; {nearest(name, profile_names())}, or the path of one")
-    content = parse_yaml(path.read_text(encoding="utf-8"), str(name)) or {}
+    content = parse_yaml(read_text(path, "legal: a profile's YAML file"), str(name)) or {}
     if not isinstance(content, dict):
         raise UserError(f"profile '{name}': must be a mapping of {', '.join(ClusterProfile.model_fields)}")
     try:

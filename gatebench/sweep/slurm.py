@@ -1,14 +1,23 @@
-"""Train what is missing of a study on a SLURM cluster: job arrays through submitit, watched until they have ended.
+"""Train the unfinished runs of a study on a SLURM cluster: job arrays through submitit, waited for until they end.
 
-The queue says when to look; what is done is read from the run directories alone (contract 2).
+The queue says when to look; what is done is read from the run directories alone (contract 2). Who starts a job again is
+SLURM (`--requeue`: a lost node), or submitit at SIGUSR2 (preemption, time limit, and from here when the run was ended
+from outside); what is gone from the queue all the same waits for the user's next `gatebench sweep`.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import io
+import os
 import shlex
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,25 +26,28 @@ from rich.console import Console
 
 from gatebench.errors import UserError
 from gatebench.sweep import snapshot, squeue
-from gatebench.sweep.board import Board
-from gatebench.sweep.job import RETRIES, Job
-from gatebench.sweep.missing import missing_runs
-from gatebench.sweep.plan import PlannedRun, plan
+from gatebench.sweep.job import Job
+from gatebench.sweep.plan import PlannedRun, refreshed
+from gatebench.sweep.pool import environment, stop
 from gatebench.sweep.profiles import ClusterProfile
-from gatebench.sweep.slurm_job import TrainInJob
+from gatebench.sweep.squeue import Place
+from gatebench.sweep.status_table import StatusTable
 from gatebench.sweep.study import Study
-from gatebench.sweep.submissions import Array, Submission, new_submission, only_sweep_here, submissions
-from gatebench.training.rundir import read_json
-
-Place = tuple[str, int]
-"""Name of a job array, and the index in it."""
+from gatebench.sweep.submissions import Array, Submission, new_submission, queued
+from gatebench.sweep.unfinished import unfinished_runs
+from gatebench.training.attempt import current_attempt
+from gatebench.training.rundir import RunDirectory, read_json
 
 POLL_S = 2.0
 """Between two questions to the scheduler while runs end; it grows to POLL_LONGEST_S while nothing happens."""
 POLL_LONGEST_S = 30.0
+STOP_PATIENCE_S = 30.0
+"""How long what a job runs may take over its current step when it is told to stop."""
+SCHEDULER_PATIENCE_S = 120.0
+"""How long to wait for the scheduler, or the run's first process, to end a job that is over."""
 
 
-def train_missing(
+def train_on_cluster(
     study: Study,
     console: Console,
     profile: ClusterProfile,
@@ -45,47 +57,40 @@ def train_missing(
     retry_failed: bool = False,
     detach: bool = False,
 ) -> tuple[list[PlannedRun], list[Job]]:
-    """Submit what is missing and not queued yet, wait for it, and return the plan and the jobs that have no result.
+    """Submit the unfinished runs that are not queued yet, wait for all, and return the plan and what has no result.
 
-    A run whose job ended from outside is submitted again, twice at most. With `detach` nothing is waited for. Raises
-    UserError before anything is submitted.
+    With `detach` nothing is waited for. Raises UserError before anything is submitted.
     """
     check_available()
-    with only_sweep_here(study):
-        missing = missing_runs(study, console, retry_failed=retry_failed, on_cluster=True)
-        if all(run.finished for run in missing.planned):
-            return missing.planned, []
-        for job in missing.jobs:
-            job.finish()
-        places = queued_places([*missing.waiting, *missing.elsewhere])
-        queued = set(places.values())
-        waiting = [job for job in missing.waiting if job not in queued]
-        shapes(waiting, profile, gpus_per_run)
-        done = sum(job.state in ("done", "diverged") for job in missing.jobs)
-        console.print(
-            f"{len(missing.jobs)} runs, {done} done, {len(places)} queued before", highlight=False, soft_wrap=True
-        )
-        submission = None
-        if waiting:
-            submission = new_submission(study.name)
-            code = snapshot.take(submission.path)
-            places |= submit(waiting, submission, code, profile, max_parallel, gpus_per_run)
-            console.print(
-                f"{len(waiting)} submitted; code and logs: {submission.path}", highlight=False, soft_wrap=True
-            )
-        if detach:
-            return plan(study), []
-        try:
-            with Board(missing.jobs, console) as board:
-                _Watcher(study.name, board, profile, max_parallel, gpus_per_run, submission).watch(places)
-        except KeyboardInterrupt:
-            console.print(
-                f"the jobs stay in the queue; `gatebench cancel {study.name}` ends them",
-                highlight=False,
-                soft_wrap=True,
-            )
-            raise
-    return plan(study), [job for job in missing.jobs if not job.finish()]
+    runs = unfinished_runs(study, console, retry_failed=retry_failed, on_cluster=True)
+    if all(run.finished for run in runs.planned):
+        return runs.planned, []
+    for job in runs.jobs:
+        job.finish()
+    before = queued()  # of every study: studies may share runs
+    if before is None:
+        raise UserError("squeue does not answer; legal: the same command once the scheduler is back")
+    by_directory = {job.directory: job for job in (*runs.waiting, *runs.elsewhere)}
+    places = {place: by_directory[path] for place, path in before.items() if path in by_directory}
+    waiting = [job for job in runs.waiting if job not in places.values()]
+    shapes(waiting, profile, gpus_per_run)
+    done = sum(job.state in ("done", "diverged") for job in runs.jobs)
+    console.print(f"{len(runs.jobs)} runs, {done} done, {len(places)} queued before", highlight=False, soft_wrap=True)
+    if waiting:
+        submission = new_submission(study.name)
+        code = snapshot.take(submission.path)
+        places |= submit(waiting, submission, code, profile, max_parallel, gpus_per_run)
+        console.print(f"{len(waiting)} submitted; code and logs: {submission.path}", highlight=False, soft_wrap=True)
+    if detach:
+        return refreshed(runs.planned), []
+    try:
+        with StatusTable(runs.jobs, console) as table:
+            wait(places, table)
+    except KeyboardInterrupt:
+        message = f"the jobs stay in the queue; `gatebench cancel {study.name}` ends them"
+        console.print(message, highlight=False, soft_wrap=True)
+        raise
+    return refreshed(runs.planned), [job for job in runs.jobs if not job.finish()]
 
 
 def check_available() -> None:
@@ -93,26 +98,6 @@ def check_available() -> None:
     squeue.check_available()
     if importlib.util.find_spec("submitit") is None:
         raise UserError("--on slurm: package submitit is missing; pip install 'gatebench[slurm]'")
-
-
-def queued_places(jobs: Sequence[Job]) -> dict[Place, Job]:
-    """Return the places in the queue of those jobs that an earlier command has submitted. Raises UserError without one.
-
-    Submissions of every study count: studies may share runs.
-    """
-    queue = squeue.queue()
-    if queue is None:
-        raise UserError("squeue does not answer; legal: the same command once the scheduler is back")
-    names = {name for (name, _), queued in queue.items() if queued.active}
-    by_directory = {job.directory: job for job in jobs}
-    found: dict[Place, Job] = {}
-    for submission in submissions() if names else ():
-        for array in submission.arrays():
-            for index, directory in enumerate(array.directories if array.name in names else ()):
-                queued = queue.get((array.name, index))
-                if queued is not None and queued.active and directory in by_directory:
-                    found[array.name, index] = by_directory[directory]
-    return found
 
 
 def submit(
@@ -135,21 +120,19 @@ def submit(
             array = submission.add([job.directory for job in chunk])
             after = {"dependency": f"afterany:{before}"} if before and max_parallel else {}
             tasks = [
-                TrainInJob(job.directory.resolve(), profile.cpus_per_task, profile.max_requeues, submission.cancelled)
+                RunInJob.of(job.directory.resolve(), profile.cpus_per_task, profile.max_requeues, submission.cancelled)
                 for job in chunk
             ]
-            before = submit_array(
-                tasks, array, submission, code, profile, {**parameters, **after}, max_parallel or len(chunk)
-            )
+            at_once = max_parallel or len(chunk)
+            before = submit_array(tasks, array, submission, code, profile, {**parameters, **after}, at_once)
             for index, job in enumerate(chunk):
                 job.starts += 1
-                job.state = "waiting"
                 places[array.name, index] = job
     return places
 
 
 def submit_array(
-    tasks: Sequence[Callable[[], object]],
+    tasks: Sequence[CommandInJob],
     array: Array,
     submission: Submission,
     code: Path,
@@ -157,7 +140,10 @@ def submit_array(
     parameters: dict[str, Any],
     max_parallel: int,
 ) -> str:
-    """Submit what the elements of an array do, with the code of the submission; return the array's job id."""
+    """Submit what the elements of an array do, with the code of the submission; return the array's job id.
+
+    Raises UserError, with SLURM's reason, where sbatch refuses.
+    """
     import submitit
 
     executor = submitit.SlurmExecutor(submission.path / "slurm", max_num_timeout=profile.max_timeouts)
@@ -167,8 +153,12 @@ def submit_array(
         *parameters["setup"],
     ]
     executor.update_parameters(**{**parameters, "setup": setup}, job_name=array.name, array_parallelism=max_parallel)
-    with executor.batch():
-        handles = [executor.submit(task) for task in tasks]
+    try:
+        with redirect_stderr(io.StringIO()), executor.batch():  # submitit prints there what the error says, too
+            handles = [executor.submit(task) for task in tasks]
+    except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
+        reason = " ".join(str(error).split()) or "no reason given"
+        raise UserError(f"sbatch refused: {reason}; legal: what this site allows, by --profile") from None
     job_id: str = handles[0].job_id
     return job_id.partition("_")[0]
 
@@ -181,10 +171,10 @@ def shapes(
     def shape(job: Job) -> tuple[int, int]:
         return job.config.train.num_nodes, job.config.train.devices
 
-    found = []
-    for (nodes, devices), members in groupby(sorted(jobs, key=shape), key=shape):
-        found.append((_parameters(nodes, devices, profile, gpus_per_run), list(members)))
-    return found
+    return [
+        (_parameters(nodes, devices, profile, gpus_per_run), list(members))
+        for (nodes, devices), members in groupby(sorted(jobs, key=shape), key=shape)
+    ]
 
 
 def _parameters(nodes: int, devices: int, profile: ClusterProfile, gpus_per_run: float | None) -> dict[str, Any]:
@@ -220,74 +210,117 @@ def _parameters(nodes: int, devices: int, profile: ClusterProfile, gpus_per_run:
     return {key: value for key, value in parameters.items() if value is not None or key == "wckey"}
 
 
-class _Watcher:
-    """Waits for jobs to leave the queue, and submits again what ended from outside."""
-
-    def __init__(
-        self,
-        study: str,
-        board: Board,
-        profile: ClusterProfile,
-        max_parallel: int | None,
-        gpus_per_run: float | None,
-        submission: Submission | None,
-    ) -> None:
-        self.study = study
-        self.board = board
-        self.profile = profile
-        self.max_parallel = max_parallel
-        self.gpus_per_run = gpus_per_run
-        self.submission = submission
-
-    def watch(self, places: dict[Place, Job]) -> None:
-        """Return when every job has its result, or has failed as often as it may."""
-        seen: dict[Place, str] = {}
-        gone: set[Place] = set()
-        interval, answers = POLL_S, True
-        while places:
-            queue = squeue.queue()
-            if (queue is not None) != answers:
-                answers = queue is not None
-                self.board.say("squeue answers again" if answers else "squeue does not answer; asking on")
-            again: list[Job] = []
-            for place, job in list(places.items()) if queue is not None else ():
-                queued = queue.get(place) if queue is not None else None
-                if queued is not None:
-                    seen[place] = queued.state
-                    job.state = "running" if queued.state == "RUNNING" else "waiting"
-                if job.finish():
-                    self.board.ended(places.pop(place))
-                    interval = POLL_S
-                elif queued is not None and queued.active:
+def wait(places: dict[Place, Job], table: StatusTable) -> None:
+    """Return when every job has its result or has left the queue without one."""
+    gone: set[Place] = set()
+    interval, answers = POLL_S, True
+    while places:
+        queue = squeue.queue()
+        if (queue is not None) != answers:
+            answers = queue is not None
+            table.say("squeue answers again" if answers else "squeue does not answer; asking on")
+        for place, job in list(places.items()) if answers else ():
+            element = (queue or {}).get(place)
+            if element is not None:
+                job.state = "running" if element.state == "RUNNING" else "waiting"
+            if not job.finish():
+                if element is not None and element.active:
                     gone.discard(place)
-                elif place not in gone:  # the disk of another machine may tell late: look a second time
+                    continue
+                if place not in gone:  # the disk of another machine may tell late: look a second time
                     gone.add(place)
                     interval = POLL_S
-                elif self._may_start_again(places.pop(place), seen.get(place)):
-                    again.append(job)
-                else:
-                    job.state = "failed"
-                    self.board.ended(job)
-            if again:
-                places |= self._submit_again(again)
-            self.board.show()
-            if places:
-                time.sleep(interval)
-                interval = min(interval * 1.25, POLL_LONGEST_S)
+                    continue
+                job.state = "failed"
+            table.ended(places.pop(place))
+            interval = POLL_S
+        table.show()
+        if places:
+            time.sleep(interval)
+            interval = min(interval * 1.25, POLL_LONGEST_S)
 
-    def _may_start_again(self, job: Job, last_state: str | None) -> bool:
-        attempt = job.attempt
+
+@dataclass
+class CommandInJob:
+    """What one SLURM job does, with the code that was copied at submission: run a command of ours to its end.
+
+    submitit calls it, and `checkpoint` at SIGUSR2.
+    """
+
+    command: list[str]
+    threads: int
+    log: Path
+    max_requeues: int
+    cancelled: Path
+    """A file; where it is there the job is not queued again."""
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False, compare=False)
+
+    def __call__(self) -> str:
+        """Return when the command has succeeded. Raises RuntimeError where it ends by an error."""
+        if code := self._run():
+            raise RuntimeError(f"{self.command[3]} ended with exit status {code} ({self.log})")
+        return "done"
+
+    def checkpoint(self) -> object | None:
+        """Stop the command and return what submitit puts into the queue; None where the job is to stay ended."""
+        import submitit
+
+        if self._process is not None:
+            stop([self._process], STOP_PATIENCE_S)
+        if self.cancelled.exists() or int(os.environ.get("SLURM_RESTART_COUNT", "0")) >= self.max_requeues:
+            return None
+        delayed: object = submitit.helpers.DelayedSubmission(replace(self, _process=None))
+        return delayed
+
+    def _run(self) -> int:
+        with open(self.log, "ab") as log:
+            self._process = subprocess.Popen(
+                self.command,
+                env=environment(self.threads),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_ignore_requeue_signal,
+            )
+        while (code := self._process.poll()) is None:
+            time.sleep(0.2)
+        return code
+
+
+@dataclass
+class RunInJob(CommandInJob):
+    """One run, in each process of its job."""
+
+    @classmethod
+    def of(cls, directory: Path, threads: int, max_requeues: int, cancelled: Path) -> RunInJob:
+        """Return the job of the run in `directory`, which takes the run over: SLURM has decided that it should."""
+        command = [sys.executable, "-m", "gatebench", "train", "--resume", str(directory)]
+        command += ["--threads", str(threads), "--takeover"]
+        return cls(command, threads, RunDirectory(directory).log, max_requeues, cancelled)
+
+    def __call__(self) -> str:
+        """Train, resume, or find the run done. Raises RuntimeError for a run that ended by an error of its own."""
+        run = RunDirectory(self.log.parent)
+        code = self._run()
+        if run.is_done():
+            return "done"
+        attempt = current_attempt(run)
+        if attempt is not None and code < 0:
+            attempt.record_failure("outside", f"killed by signal {-code}")
+        if int(os.environ.get("SLURM_PROCID", "0")) > 0:
+            time.sleep(SCHEDULER_PATIENCE_S)  # the first process decides what follows, and ends this one
+            raise RuntimeError(f"{run.name}: process {os.environ['SLURM_PROCID']} ended with exit status {code}")
+        if int(os.environ.get("SLURM_NTASKS", "1")) > 1:
+            time.sleep(2.0)  # for what another process knows of the end
         failure = None if attempt is None else read_json(attempt.failure)
-        own = failure["reason"] == "own" if failure is not None else last_state == "FAILED"
-        return not own and last_state != "CANCELLED" and job.starts <= RETRIES
+        if failure is None or failure["reason"] == "own":
+            raise RuntimeError(f"{run.name}: ended with exit status {code}: {run.last_message()}")
+        if squeue.job_state(os.environ.get("SLURM_JOB_ID", "")) in (None, "RUNNING"):  # else SLURM is ending it already
+            os.kill(os.getpid(), signal.SIGUSR2)  # submitit's signal: it calls `checkpoint`, and requeues the job
+        time.sleep(SCHEDULER_PATIENCE_S)
+        raise RuntimeError(f"{run.name}: {failure['message']}; not queued again")
 
-    def _submit_again(self, jobs: Iterable[Job]) -> dict[Place, Job]:
-        listed = list(jobs)
-        for job in listed:
-            self.board.say(f"{job.name}: its job ended from outside; submitting it again")
-        if self.submission is None:
-            self.submission = new_submission(self.study)
-        code = self.submission.path / "code"
-        if not code.is_dir():
-            snapshot.take(self.submission.path)
-        return submit(listed, self.submission, code, self.profile, self.max_parallel, self.gpus_per_run)
+
+def _ignore_requeue_signal() -> None:
+    """SLURM sends the signal to all processes of a job; the command is told to stop by `checkpoint`."""
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 from pathlib import Path
 
 import gatebench
 from gatebench.training.hardware import SNAPSHOT, git_state
+from gatebench.training.rundir import write_json
 
 _PACKAGE = Path(gatebench.__file__).resolve().parent
 
@@ -24,7 +24,7 @@ def take(folder: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, target)
     commit, dirty = git_state()
-    (code / SNAPSHOT).write_text(json.dumps({"git_commit": commit, "git_dirty": dirty}) + "\n", encoding="utf-8")
+    write_json(code / SNAPSHOT, {"git_commit": commit, "git_dirty": dirty})
     return code
 
 

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from gatebench.errors import UserError
 
+Place = tuple[str, int]
+"""Name of a job array, and the index in it."""
 ENDED = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
 )
@@ -31,16 +33,16 @@ class QueuedRun(NamedTuple):
         return self.state not in ENDED
 
 
-def queue() -> dict[tuple[str, int], QueuedRun] | None:
+def queue() -> dict[Place, QueuedRun] | None:
     """Return this user's jobs by (job name, index in its array), in one call; None where SLURM does not answer."""
     lines = _ask("squeue", "-h", "-r", "-t", "all", "-u", getpass.getuser(), "-o", "%i|%T|%N|%j")
     if lines is None:
         return None
-    found = {}
+    jobs = {}
     for line in lines:
         job_id, state, node, name = line.split("|", 3)
-        found[name, int(job_id.partition("_")[2] or 0)] = QueuedRun(state, node)
-    return found
+        jobs[name, int(job_id.partition("_")[2] or 0)] = QueuedRun(state, node)
+    return jobs
 
 
 def job_state(job_id: str) -> str | None:
@@ -51,8 +53,8 @@ def job_state(job_id: str) -> str | None:
 
 def max_array_size() -> int:
     """Return how many elements the site allows in one job array."""
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", "\n".join(_ask("scontrol", "show", "config") or ()), re.MULTILINE)
-    return max(1, int(found[1])) if found else DEFAULT_ARRAY_SIZE
+    limit = re.search(r"^MaxArraySize\s*=\s*(\d+)", "\n".join(_ask("scontrol", "show", "config") or ()), re.MULTILINE)
+    return max(1, int(limit[1])) if limit else DEFAULT_ARRAY_SIZE
 
 
 def cancel(names: Iterable[str]) -> None:

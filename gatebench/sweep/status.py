@@ -71,13 +71,13 @@ def run_status(directory: Path | None, steps: int) -> RunStatus:
 def study_status(planned: Sequence[PlannedRun]) -> list[RunStatus]:
     """Return how each planned run stands; each directory is looked at once, and only where it is there."""
     there: dict[Path, set[str]] = {}
-    found: dict[Path, RunStatus] = {}
+    standing: dict[Path, RunStatus] = {}
     for run in planned:
         directory = run.directory
-        if directory is None or directory in found:
+        if directory is None or directory in standing:
             continue
         if directory.parent not in there:
             there[directory.parent] = set(os.listdir(directory.parent)) if directory.parent.is_dir() else set()
         known = directory.name in there[directory.parent]
-        found[directory] = run_status(directory, run.config.train.steps) if known else RunStatus("missing")
-    return [RunStatus("missing") if run.directory is None else found[run.directory] for run in planned]
+        standing[directory] = run_status(directory, run.config.train.steps) if known else RunStatus("missing")
+    return [RunStatus("missing") if run.directory is None else standing[run.directory] for run in planned]

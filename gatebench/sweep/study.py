@@ -3,40 +3,59 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from gatebench import paper, variants
-from gatebench.config import RunConfig, Section
+from gatebench.config import RunConfig
 from gatebench.errors import UserError, nearest
+from gatebench.files import read_text
 from gatebench.model.accounting import account
 from gatebench.paths import project_root
-from gatebench.recipes import make_run, parse_yaml
-from gatebench.sweep.tuning.space import TuneConfig
+from gatebench.recipes import Settings, is_path, make_run, parse_yaml, yaml_name
+from gatebench.sweep.space import TuneConfig
 from gatebench.training.extension import Extension, extended
-from gatebench.validation import one_line
+from gatebench.validation import Section, one_line
 
 _SETTING_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+
+MAX_SEEDS = 10_000
+"""Of a study; each is a run a variant."""
 
 
 class OverridesConfig(Section):
     """What a study changes of its recipe."""
 
     set: list[str] = Field(default_factory=list)
-    """Settings of every run, as on the command line: `section.key=value`."""
+    """Settings of every run, as on the command line, `section.key=value`, or as values by `section.key`."""
     grid: dict[str, list[Any]] = Field(default_factory=dict)
     """Lists of values by `section.key`. Every combination of them is run with every variant and seed."""
     settings: dict[str, list[str]] = Field(default_factory=dict)
-    """Named lists of `section.key=value`, each run with every variant and seed; an empty list is the recipe as it is.
+    """Named settings in either form, each run with every variant and seed; an empty list is the recipe as it is.
 
     With a grid too, each of them is run with every combination of the grid.
     """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _values_by_key(cls, content: Any) -> Any:
+        """Spell settings that are given as values by key."""
+
+        def words(given: Any) -> Any:
+            return list(Settings.of(given).words) if isinstance(given, dict) else given
+
+        found = dict(content) if isinstance(content, dict) else {}
+        if "set" in found:
+            found["set"] = words(found["set"])
+        if isinstance(named := found.get("settings"), dict):
+            found["settings"] = {name: words(bundle) for name, bundle in named.items()}
+        return found or content
 
     @field_validator("grid")
     @classmethod
@@ -44,7 +63,7 @@ class OverridesConfig(Section):
         for key, values in grid.items():
             if not values:
                 raise ValueError(f"overrides.grid: '{key}' has no values; legal: a list of one or more")
-            words = [setting(key, value) for value in values]
+            words = [str(Settings.of({key: value})) for value in values]
             if twice := sorted({word for word in words if words.count(word) > 1}):
                 raise ValueError(f"overrides.grid: {twice[0]} stands twice; legal: each value once")
         return grid
@@ -68,8 +87,8 @@ class OverridesConfig(Section):
 class Combination(NamedTuple):
     """One way in which a study sets up its recipe."""
 
-    overrides: tuple[str, ...]
-    """All settings on top of the recipe, in the order in which they apply."""
+    settings: Settings
+    """All that is changed of the recipe."""
     label: str
     """The named setting, then those of the grid and what the command line asks for; empty where there are none."""
 
@@ -108,9 +127,10 @@ class Study(Section):
     """What `gatebench tune` searches; a sweep does not look at it."""
 
     _name: str = PrivateAttr("")
-    _settings: tuple[str, ...] = PrivateAttr(())
+    _settings: Settings = PrivateAttr(Settings())
     _recipe_word: str = PrivateAttr("")
     _seeds_word: str = PrivateAttr("")
+    _combinations: list[Combination] | None = PrivateAttr(None)
     _skipped: dict[str, str] | None = PrivateAttr(None)
 
     @model_validator(mode="before")
@@ -119,15 +139,15 @@ class Study(Section):
         """Read `seeds: 3` as [0, 1, 2]."""
         seeds = content.get("seeds") if isinstance(content, dict) else None
         if isinstance(seeds, int) and not isinstance(seeds, bool):
-            if seeds < 1:
-                raise ValueError(f"seeds={seeds}: must be 1 or more, or a list of seeds")
+            if not 1 <= seeds <= MAX_SEEDS:
+                raise ValueError(f"seeds={seeds}: must be 1 or more, {MAX_SEEDS:,} at most, or a list of seeds")
             return {**content, "seeds": list(range(seeds))}
         return content
 
     @model_validator(mode="after")
     def _legal(self) -> Study:
-        if wrong := [seed for seed in self.seeds if seed < 0]:
-            raise ValueError(f"seeds={wrong[0]}: must be 0 or more")
+        if wrong := [seed for seed in self.seeds if not 0 <= seed < 2**63]:
+            raise ValueError(f"seeds={wrong[0]}: must be 0 or more, below 2^63")
         if twice := sorted({seed for seed in self.seeds if self.seeds.count(seed) > 1}):
             raise ValueError(f"seeds={twice[0]}: stands twice; legal: each seed once")
         if unknown := [table for table in self.tables if table not in paper.TABLES]:
@@ -151,11 +171,14 @@ class Study(Section):
         Another recipe, the settings (`section.key=value`) and other seeds are part of every combination's label.
         """
         study = self.model_copy()
-        study._settings, study._skipped = (*self._settings, *settings), None
+        study._settings = self._settings + Settings(settings)
+        study._combinations = study._skipped = None
+        if n_seeds is not None and n_seeds > MAX_SEEDS:
+            raise UserError(f"--seeds {n_seeds}: legal: 1 to {MAX_SEEDS:,}")
         if n_seeds is not None and list(range(n_seeds)) != self.seeds:
             study.seeds, study._seeds_word = list(range(n_seeds)), f"seeds={n_seeds}"
         if recipe is not None and recipe != self.recipe:
-            study.recipe, study._recipe_word = recipe, f"recipe={Path(recipe).stem}"
+            study.recipe, study._recipe_word = recipe, f"recipe={yaml_name(recipe, 'recipe')}"
         return study
 
     def variant_names(self) -> list[str]:
@@ -163,7 +186,7 @@ class Study(Section):
 
         Without those that are :meth:`skipped`.
         """
-        return [name for name in self._selected() if name not in self.skipped()]
+        return [name for name in self.selected if name not in self.skipped()]
 
     def skipped(self) -> dict[str, str]:
         """Return what a table, group or glob of `variants` holds and the recipe cannot have, with the reason.
@@ -174,8 +197,8 @@ class Study(Section):
             found: dict[str, str] = {}
             for combination in self.combinations():
                 with self._named():
-                    config = make_run(self.recipe, self.baseline, 0, combination.overrides)
-                for name, by_name in self._selected().items():
+                    config = make_run(self.recipe, self.baseline, 0, combination.settings)
+                for name, by_name in self.selected.items():
                     try:
                         account(config.model_copy(update={"variant": name}))
                     except UserError as error:
@@ -184,8 +207,9 @@ class Study(Section):
             self._skipped = found
         return self._skipped
 
-    def _selected(self) -> dict[str, bool]:
-        """Return the canonical names in order, the baseline first, and whether each stands there by its own name."""
+    @cached_property
+    def selected(self) -> dict[str, bool]:
+        """The canonical names in order, the baseline first, and whether each stands there by its own name."""
         with self._named():
             selected = {variants.get(self.baseline).name: True}
             for word in self.variants:
@@ -197,12 +221,13 @@ class Study(Section):
     @property
     def fixed(self) -> Combination:
         """What every run has: the settings of `overrides.set` and of the command line, which are its label."""
-        return Combination((*self.overrides.set, *self._settings), " ".join(self._asked))
+        with self._named():
+            return Combination(Settings(self.overrides.set) + self._settings, " ".join(self._asked))
 
     @property
     def _asked(self) -> tuple[str, ...]:
         """What the command line asks for, in words."""
-        return tuple(filter(None, (self._recipe_word, *self._settings, self._seeds_word)))
+        return tuple(filter(None, (self._recipe_word, *self._settings.words, self._seeds_word)))
 
     @property
     def as_declared(self) -> bool:
@@ -214,13 +239,17 @@ class Study(Section):
 
         One where there is neither.
         """
-        by_key = [[setting(key, value) for value in values] for key, values in self.overrides.grid.items()]
-        found = []
-        for name, bundle in (self.overrides.settings or {"": []}).items():
-            for chosen in itertools.product(*by_key):
-                label = " ".join(filter(None, (name, *chosen, *self._asked)))
-                found.append(Combination((*self.overrides.set, *bundle, *chosen, *self._settings), label))
-        return found
+        if self._combinations is None:
+            by_key = [[Settings.of({key: value}) for value in values] for key, values in self.overrides.grid.items()]
+            found = []
+            with self._named():
+                for name, bundle in (self.overrides.settings or {"": []}).items():
+                    for chosen in itertools.product(*by_key):
+                        label = " ".join(filter(None, (name, *map(str, chosen), *self._asked)))
+                        settings = sum((Settings(bundle), *chosen, self._settings), Settings(self.overrides.set))
+                        found.append(Combination(settings, label))
+            self._combinations = found
+        return self._combinations
 
     def cells(self) -> list[Cell]:
         """Return the runs by what tells them apart: by seed first, so that a seed's pairs are complete early."""
@@ -241,7 +270,7 @@ class Study(Section):
         for seed, combination, variant in self.cells():
             if (combination, variant) not in made:
                 with self._named():
-                    made[combination, variant] = make_run(self.recipe, variant, seed, combination.overrides)
+                    made[combination, variant] = make_run(self.recipe, variant, seed, combination.settings)
                     if self.extend is not None:
                         extended(made[combination, variant], self.extend)  # refuse what is not legal
             found.append(made[combination, variant].model_copy(update={"seed": seed}))
@@ -263,29 +292,17 @@ def study_names() -> list[str]:
 
 def load_study(name: str) -> Study:
     """Return the study `name` (of `ablations/`, or a path ending in .yaml). Raises UserError for any mistake in it."""
-    is_path = name.endswith((".yaml", ".yml"))
-    path = Path(name) if is_path else project_root() / "ablations" / f"{name}.yaml"
+    path = Path(name) if is_path(name) else project_root() / "ablations" / f"{name}.yaml"
     if not path.is_file():
         names = study_names()
         known = nearest(name, names) if names else f"there are none in {path.parent}"
         raise UserError(f"study '{name}': not found; {known}")
-    content = parse_yaml(path.read_text(encoding="utf-8"), str(name))
+    content = parse_yaml(read_text(path, "legal: a study's YAML file"), str(name))
     if not isinstance(content, dict):
         raise UserError(f"study '{name}': must be a mapping of {', '.join(Study.model_fields)}")
     try:
         study = Study.model_validate(content)
     except ValidationError as error:
         raise UserError(f"study '{name}': {one_line(error, Study)}") from None
-    study._name = path.stem
+    study._name = yaml_name(name, "study")
     return study
-
-
-def setting(key: str, value: Any) -> str:
-    """Return `key=value` such that reading it back as an override gives `value`."""
-    if isinstance(value, str):
-        try:
-            plain = parse_yaml(value, key) == value
-        except UserError:
-            plain = False
-        return f"{key}={value if plain else json.dumps(value)}"
-    return f"{key}={json.dumps(value)}"

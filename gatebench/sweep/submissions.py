@@ -1,4 +1,4 @@
-"""What was submitted for a study, and the one sweep of it that may be at work on a machine: files beside the runs.
+"""What was submitted to a cluster for a study: files beside the runs.
 
 A submission is a folder `<runs>/.sweeps/<study>/<time>/` with a copy of the code, SLURM's logs and `arrays.json`. They
 say where to look and whom to cancel; they decide nothing about a run.
@@ -6,21 +6,14 @@ say where to look and whom to cancel; they decide nothing about a run.
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
-import signal
-import socket
-import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from gatebench.errors import UserError
 from gatebench.paths import runs_dir
-from gatebench.sweep.study import Study
+from gatebench.sweep import squeue
 from gatebench.training.rundir import read_json, write_json
 
 FOLDER = ".sweeps"
@@ -69,6 +62,19 @@ def submissions(study: str | None = None) -> list[Submission]:
     return [Submission(path.parent) for folder in folders for path in sorted(folder.glob("*/arrays.json"))]
 
 
+def queued(study: str | None = None) -> dict[squeue.Place, Path] | None:
+    """Return the directory of each run that waits or goes on in a submitted array of a study, or of all.
+
+    None where SLURM does not answer.
+    """
+    if (queue := squeue.queue()) is None:
+        return None
+    active = {place for place, element in queue.items() if element.active}
+    arrays = [array for submission in submissions(study) for array in submission.arrays()] if active else []
+    places = [((array.name, i), path) for array in arrays for i, path in enumerate(array.directories)]
+    return {place: path for place, path in places if place in active}
+
+
 def new_submission(study: str) -> Submission:
     """Make the folder of a new submission."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
@@ -80,57 +86,3 @@ def new_submission(study: str) -> Submission:
             continue
         return Submission(path)
     raise UserError(f"{study_folder(study)}: a hundred submissions in one second; legal: fewer")
-
-
-@contextmanager
-def only_sweep_here(study: Study) -> Iterator[None]:
-    """Hold a study, with its settings, against a second sweep on this machine. Raises UserError naming the first.
-
-    Variants that were only named on a command line are no study, and are held run by run.
-    """
-    if not study.name:
-        yield
-        return
-    settings = json.dumps([study.recipe, study.fixed.overrides])
-    path = study_folder(study.name) / f"sweep-{zlib.crc32(settings.encode()):08x}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+", encoding="utf-8") as handle:
-        if not _lock(handle.fileno()):
-            pid = (read_json(path) or {}).get("pid", "?")
-            raise UserError(
-                f"study '{study.name}': another sweep of it is at work here (process {pid}); wait for it, "
-                f"or end it with `gatebench cancel {study.name}`"
-            )
-        handle.truncate(0)
-        handle.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
-        handle.flush()
-        yield
-
-
-def stop_sweeps_here(study: str) -> list[int]:
-    """Send SIGTERM to the sweeps of a study on this machine, which stop their runs; return their processes.
-
-    Raises UserError where one is at work on another machine.
-    """
-    stopped = []
-    for path in sorted(study_folder(study).glob("sweep-*.json")):
-        owner = read_json(path)
-        with open(path, "a", encoding="utf-8") as handle:
-            if owner is None or _lock(handle.fileno()):
-                continue  # it has ended: its lock died with it
-        if owner["host"] != socket.gethostname():
-            raise UserError(f"study '{study}': a sweep is at work on {owner['host']}; legal: the same command there")
-        os.kill(int(owner["pid"]), signal.SIGTERM)
-        stopped.append(int(owner["pid"]))
-    return stopped
-
-
-def _lock(descriptor: int) -> bool:
-    """Return whether the lock could be had, or the file system has none."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    return True

@@ -1,16 +1,22 @@
-"""Attempts at a run: which one counts when a lost machine still works on an old one (docs/cluster.md).
+"""Attempts at a run: who may work on it, and which one counts when a lost machine still works on an old one.
 
-Each attempt writes to a folder of its own, `attempts/<number>/`. While a run is unfinished, `current` in its directory
-is a link to the attempt that counts, and `metrics.jsonl`, `checkpoints` and so on are links through it. A new attempt
-takes over by turning that one link, and then removes the folders of those before it: whatever they still write lands
-nowhere. The files of the attempt that ends the run replace the links, `summary.json` last.
+This is the only fence of a run, on one machine and across machines (docs/cluster.md). Each attempt writes to a folder
+of its own, `attempts/<number>/`. While a run is unfinished, `current` in its directory is a link to the attempt that
+counts, and `metrics.jsonl`, `checkpoints` and so on are links through it. A new attempt takes over by turning that one
+link, and then removes the folders of those before it: whatever they still write lands nowhere. The files of the attempt
+that ends the run replace the links, `summary.json` last. Where a file system has no
+symbolic links, `current` is a file that names the folder, and `RunDirectory` finds the rest.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import signal
 import socket
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -20,15 +26,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gatebench.errors import UserError
-from gatebench.training.rundir import RunDirectory, read_json, write_json
+from gatebench.training.rundir import CURRENT, RunDirectory, read_json, write_json
 
 ATTEMPTS = "attempts"
-CURRENT = "current"
 NUMBER = "GATEBENCH_ATTEMPT"
 """Environment variable with which the first process of a run tells those that it starts which attempt this is."""
-HEARTBEAT_S = 10.0
-STALE_S = 90.0
-"""Age of a heartbeat from which nobody is taken to be at work: several beats, and file systems that tell late."""
+STALE_AFTER = "GATEBENCH_STALE_AFTER"
+"""Environment variable: the age of a heartbeat, in seconds, from which nobody is taken to be at work (90)."""
+BEATS = 9
+"""Heartbeats in that time: several, for file systems that tell late."""
+PATIENCE_S = 10.0
+"""How long a second process waits for the first, which may be on its way out."""
+LAUNCHER = "GATEBENCH_LAUNCHER"
+"""Environment variable that tells a run which process started it, and for which study: `<process> <study>`."""
 
 Reason = Literal["outside", "own"]
 """Why an attempt ended without a result: from outside (killed, preempted, disk full), or by an error of its own."""
@@ -66,8 +76,8 @@ class Attempt(RunDirectory):
     def publish(self, summary: dict[str, Any]) -> None:
         """Make this attempt's files the run's, `summary.json` last. Raises Superseded where another counts by now."""
         write_json(self.summary, summary)
-        for _, path in self.resume_points():
-            path.unlink()
+        self.write_checksums()
+        self.drop_resume_points()
         if not self.is_current():
             raise Superseded
         settle(self.run)
@@ -78,63 +88,107 @@ class Attempt(RunDirectory):
             if (read_json(self.failure) or {}).get("reason") != "outside":
                 write_json(self.failure, {"reason": reason, "message": message, "ended": _now()})
 
+    def owner(self) -> dict[str, Any]:
+        """Return what its process wrote of itself: host, pid, launcher and so on; empty where it wrote nothing yet."""
+        return read_json(self.heartbeat) or {}
+
     def age(self) -> float | None:
         """Return the seconds since the last sign of life; None without one."""
         try:
-            return max(0.0, time.time() - self.heartbeat.stat().st_mtime)
+            return max(0.0, clock_of(self.run.path) - self.heartbeat.stat().st_mtime)
         except OSError:
             return None
 
     def is_alive(self) -> bool:
         """Return whether another process is at work: a fresh heartbeat, and on this machine the process itself."""
-        age = self.age()
-        if age is None or age > STALE_S or self.failure.is_file():
+        owner = self.owner()
+        if owner.get("host") == socket.gethostname() and (owner["pid"] == os.getpid() or not pid_alive(owner["pid"])):
             return False
-        owner = read_json(self.heartbeat)
-        if owner is None or owner["host"] != socket.gethostname():
-            return True
-        return owner["pid"] != os.getpid() and pid_alive(int(owner["pid"]))
+        age = None if self.failure.is_file() else self.age()
+        return age is not None and age <= stale_after()
+
+
+def stale_after() -> float:
+    """Return the age of a heartbeat, in seconds, from which nobody is taken to be at work."""
+    return float(os.environ.get(STALE_AFTER, "90"))
+
+
+def clock_of(path: Path) -> float:
+    """Return the present time by the clock that dates the files beside `path`: that of the file server, if it has one.
+
+    Only so can the age of a file be told that another machine has touched. Where nothing can be written, it is ours.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=path.parent) as probe:
+            return os.fstat(probe.fileno()).st_mtime
+    except OSError:
+        return time.time()
 
 
 def current_attempt(run: RunDirectory) -> Attempt | None:
     """Return the attempt that counts; None for a run that has none, or that is done."""
+    link = run.path / CURRENT
     try:
-        return Attempt(run, int(Path(os.readlink(run.path / CURRENT)).name))
+        target = os.readlink(link) if link.is_symlink() else link.read_text(encoding="utf-8")
+        return Attempt(run, int(Path(target).name))
     except (OSError, ValueError):
         return None
+
+
+def wait_for_others(run: RunDirectory) -> None:
+    """Return once no other process is at work on the run. Raises UserError where one stays."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (attempt := current_attempt(run)) is not None and attempt.is_alive():
+        if time.monotonic() > deadline:
+            raise _at_work(attempt)
+        time.sleep(0.2)
 
 
 @contextmanager
 def new_attempt(run: RunDirectory, *, takeover: bool = False) -> Iterator[Attempt]:
     """Begin an attempt with everything that the one before it saved, and give signs of life until it ends.
 
-    Raises UserError where another machine is at work on the run, unless `takeover`.
+    Raises UserError where another process is at work on the run, unless `takeover`; Superseded where one has just
+    finished it.
     """
-    before = current_attempt(run)
-    if before is not None and before.is_alive() and not takeover:
-        owner = read_json(before.heartbeat) or {"host": "another machine"}
-        raise UserError(
-            f"run directory '{run.path}': another process is working on this run ({owner['host']}, last sign of life "
-            f"{before.age() or 0:.0f} s ago); wait for it, stop it, or take the run over with --takeover"
-        )
     attempt = _make(run)
-    _inherit(run, attempt)
-    _replace_link(run.path / CURRENT, f"{ATTEMPTS}/{attempt.path.name}")
-    for name in _LINKED:
-        _show(run.path / name)
-    for older in _numbers(run):
-        if older < attempt.number:
-            shutil.rmtree(Attempt(run, older).path, ignore_errors=True)
-    os.environ[NUMBER] = str(attempt.number)
     ended = threading.Event()
     beat = threading.Thread(target=_beat, args=(attempt, ended), daemon=True)
     beat.start()
     try:
+        _turn_to(run, attempt, takeover)
         yield attempt
     finally:
         ended.set()
         beat.join()
         os.environ.pop(NUMBER, None)
+
+
+def _turn_to(run: RunDirectory, attempt: Attempt, takeover: bool) -> None:
+    """Make the attempt the one that counts. Of those that begin at the same moment the lowest number does."""
+    earlier = [Attempt(run, number) for number in _numbers(run) if number < attempt.number]
+    for other in () if takeover else earlier:
+        if other.is_alive():
+            shutil.rmtree(attempt.path, ignore_errors=True)
+            raise _at_work(other)
+    if run.is_done():
+        settle(run)
+        raise Superseded
+    _inherit(run, attempt)
+    _point(run.path / CURRENT, f"{ATTEMPTS}/{attempt.path.name}")
+    for name in _LINKED:
+        _show(run.path / name)
+    for other in earlier:
+        shutil.rmtree(other.path, ignore_errors=True)
+    os.environ[NUMBER] = str(attempt.number)
+
+
+def _at_work(attempt: Attempt) -> UserError:
+    return UserError(
+        f"run directory '{attempt.run.path}': another process is working on this run "
+        f"({attempt.owner().get('host', 'another machine')}, last sign of life {attempt.age() or 0:.0f} s ago); "
+        "wait for it, stop it, or take the run over with --takeover"
+    )
 
 
 def shared_attempt(run: RunDirectory, patience_s: float = 300.0) -> Attempt:
@@ -147,7 +201,7 @@ def shared_attempt(run: RunDirectory, patience_s: float = 300.0) -> Attempt:
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         found = current_attempt(run)
-        if found is not None and (read_json(found.heartbeat) or {}).get("launch") == launch_id():
+        if found is not None and found.owner().get("launch") == launch_id():
             return found
         time.sleep(0.2)
     raise UserError(
@@ -191,8 +245,18 @@ def _make(run: RunDirectory) -> Attempt:
             attempt.path.mkdir()
         except FileExistsError:
             continue
-        owner = {"attempt": attempt.number, "host": socket.gethostname(), "pid": os.getpid(), "launch": launch_id()}
-        write_json(attempt.heartbeat, owner | {"node": os.environ.get("SLURMD_NODENAME"), "started": _now()})
+        launcher, _, study = os.environ.pop(LAUNCHER, "").partition(" ")  # not that of further processes of this run
+        owner = {
+            "attempt": attempt.number,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "launcher": int(launcher or 0),
+            "study": study,
+            "launch": launch_id(),
+            "node": os.environ.get("SLURMD_NODENAME"),
+            "started": _now(),
+        }
+        write_json(attempt.heartbeat, owner)
         return attempt
 
 
@@ -211,9 +275,9 @@ def _inherit(run: RunDirectory, attempt: Attempt) -> None:
     for source, target in ((run.environment, attempt.environment), (run.metrics, attempt.metrics)):
         if source.is_file():
             shutil.copyfile(source, target)
-    events = run.path / CURRENT / "tensorboard"
-    if events.is_dir():
-        shutil.copytree(events, attempt.path / "tensorboard")
+    before = current_attempt(run)
+    if before is not None and (before.path / "tensorboard").is_dir():
+        shutil.copytree(before.path / "tensorboard", attempt.path / "tensorboard")
 
 
 def _link(source: Path, target: Path) -> None:
@@ -227,15 +291,20 @@ def _link(source: Path, target: Path) -> None:
 
 def _show(path: Path) -> None:
     """Make the name in the run's directory a link into the current attempt."""
-    if path.is_dir() and not path.is_symlink():  # of a run that began before there were attempts
-        shutil.rmtree(path)
-    _replace_link(path, f"{CURRENT}/{path.name}")
+    if not path.is_symlink():  # of a run that began before there were attempts
+        _clear(path)
+    if (path.parent / CURRENT).is_symlink():
+        _point(path, f"{CURRENT}/{path.name}")
 
 
-def _replace_link(path: Path, target: str) -> None:
+def _point(path: Path, target: str) -> None:
+    """Make `path` a link, in one step; on a file system without symbolic links a file that holds the target's name."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
-    temporary.symlink_to(target)
+    try:
+        temporary.symlink_to(target)
+    except OSError:
+        temporary.write_text(target, encoding="utf-8")
     os.replace(temporary, path)
 
 
@@ -247,7 +316,7 @@ def _clear(path: Path) -> None:
 
 
 def _beat(attempt: Attempt, ended: threading.Event) -> None:
-    while not ended.wait(HEARTBEAT_S):
+    while not ended.wait(stale_after() / BEATS):
         try:
             os.utime(attempt.heartbeat)
         except FileNotFoundError:  # superseded
@@ -256,15 +325,29 @@ def _beat(attempt: Attempt, ended: threading.Event) -> None:
             continue
 
 
+def die_with_launcher() -> None:
+    """In a run that a launcher started: ask the kernel for SIGTERM when the launcher dies, however it dies (Linux)."""
+    launcher = os.environ.get(LAUNCHER)
+    if launcher is None or not sys.platform.startswith("linux"):
+        return
+    parent_death_signal = 1  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGTERM)
+    if os.getppid() != int(launcher.split()[0]):  # it died before the kernel was asked
+        sys.exit(1)
+
+
 def pid_alive(pid: int) -> bool:
-    """Return whether this machine has a process of that id."""
+    """Return whether this machine has a process of that id; one that has ended and is only listed still is none."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         return True
-    return True
+    try:
+        return not Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].startswith(b" Z")
+    except OSError:
+        return True
 
 
 def _now() -> str:

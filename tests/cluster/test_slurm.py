@@ -190,13 +190,13 @@ def test_105_runs_at_a_limit_of_100_are_two_arrays_and_each_runs_once(
     monkeypatch.setattr(snapshot, "take", with_stub)
     large = Study(recipe=tiny_recipe, variants=["g1_headwise", "g1_elementwise"], seeds=list(range(35)))
     large._name = "large"
-    planned, left = slurm.train_missing(large, Console(stderr=True), load_profile("default"))
+    planned, left = slurm.train_on_cluster(large, Console(stderr=True), load_profile("default"))
     assert left == [] and len(planned) == 105 and all(run.finished for run in planned)
     (submission,) = submissions("large")
     assert [len(array.directories) for array in submission.arrays()] == [100, 5]
     started = [(run.directory / "started").read_text() for run in planned if run.directory is not None]
     assert started == ["x"] * 105
-    assert slurm.train_missing(large, Console(stderr=True), load_profile("default"))[1] == []
+    assert slurm.train_on_cluster(large, Console(stderr=True), load_profile("default"))[1] == []
     assert len(submissions("large")) == 1
 
 

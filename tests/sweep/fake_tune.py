@@ -6,18 +6,18 @@ parabola of the learning rate; a rate above 0.5 diverges, and rate ERROR ends by
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
-from gatebench.recipes import make_run
-from gatebench.sweep.launch import die_with_launcher
-from gatebench.training.attempt import Attempt, new_attempt, settle
+from gatebench.training.attempt import Attempt, die_with_launcher, new_attempt, settle, wait_for_others
 from gatebench.training.rundir import RunDirectory
 
 ERROR = 0.02
@@ -31,28 +31,19 @@ def loss_at(lr: float) -> float:
 
 
 def train(words: list[str]) -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--recipe")
-    parser.add_argument("--variant")
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--threads")
-    parser.add_argument("--set", action="append", default=[])
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--takeover", action="store_true")
-    asked = parser.parse_args(words)
     die_with_launcher()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    config = make_run(asked.recipe, asked.variant, asked.seed, asked.set)
-    run = RunDirectory(asked.out)
-    run.claim(config)
+    (directory,) = (after for word, after in itertools.pairwise(words) if word in ("--out", "--resume"))
+    run = RunDirectory(Path(directory))
+    lr = run.read_config().optim.lr
     with open(run.path / "starts", "a", encoding="utf-8") as starts:
         starts.write("started\n")
     if run.is_done():
         return
-    with run.locked(takeover=asked.takeover):
-        settle(run)
-        with new_attempt(run, takeover=asked.takeover) as attempt:
-            _train(attempt, config.optim.lr)
+    wait_for_others(run)
+    settle(run)
+    with new_attempt(run) as attempt:
+        _train(attempt, lr)
 
 
 def _train(attempt: Attempt, lr: float) -> None:
@@ -74,17 +65,17 @@ def _train(attempt: Attempt, lr: float) -> None:
 def main() -> None:
     """`tune` and `tune-worker` with the stand-in."""
     from gatebench.cli import main as gatebench
-    from gatebench.sweep.tuning import pool, prepare, trial
+    from gatebench.sweep import tune
 
-    original_run, original_worker = trial.TrialJob.command, pool.worker_command
-    trial.TrialJob.command = (
-        lambda job, threads: [  # type: ignore[method-assign]
-            *(sys.executable, __file__, "fake-train"),
-            *original_run(job, threads)[4:],
-        ]
-    )
-    pool.worker_command = lambda *given: [sys.executable, __file__, *original_worker(*given)[3:]]
-    prepare.prepare = lambda *given, **more: None
+    popen: Any = subprocess.Popen
+
+    def with_stand_in(command: list[str], *given: Any, **more: Any) -> Any:
+        if command[1:4] == ["-m", "gatebench", "train"]:
+            command = [sys.executable, __file__, "fake-train", *command[4:]]
+        return popen(command, *given, **more)
+
+    subprocess.Popen = with_stand_in  # type: ignore[assignment, misc]
+    tune.prepare = lambda *given, **more: None
     gatebench()
 
 

@@ -14,7 +14,7 @@ from gatebench.errors import UserError
 from gatebench.sweep import slurm, squeue
 from gatebench.sweep.job import Job
 from gatebench.sweep.profiles import ClusterProfile, load_profile, profile_names
-from gatebench.sweep.slurm_job import TrainInJob
+from gatebench.sweep.slurm import RunInJob
 from gatebench.sweep.snapshot import package_files, take
 from gatebench.sweep.study import Study
 from gatebench.sweep.submissions import new_submission, submissions
@@ -41,7 +41,9 @@ def submitted(
     recipe: str, n_seeds: int, *settings: str, profile: ClusterProfile | None = None, **options: object
 ) -> None:
     console = Console(file=io.StringIO())
-    slurm.train_missing(study(recipe, n_seeds, *settings), console, profile or ClusterProfile(), detach=True, **options)  # type: ignore[arg-type]
+    slurm.train_on_cluster(
+        study(recipe, n_seeds, *settings), console, profile or ClusterProfile(), detach=True, **options
+    )  # type: ignore[arg-type]
 
 
 def queue_lines(states: Sequence[str]) -> list[str]:
@@ -111,13 +113,29 @@ def test_slurm_gives_whole_gpus(fake: FakeSlurm, tiny_recipe: str, gpus: float, 
     assert fake.scripts == []
 
 
-def test_a_run_that_left_the_queue_without_a_result_is_submitted_twice_more(fake: FakeSlurm, tiny_recipe: str) -> None:
-    """The queue knows of no job: every one was lost."""
+def test_a_run_that_left_the_queue_without_a_result_waits_for_the_next_sweep(fake: FakeSlurm, tiny_recipe: str) -> None:
+    """The queue knows of no job: every one was lost. SLURM requeues, or the user; nothing here submits by itself."""
     text = io.StringIO()
-    _, left = slurm.train_missing(study(tiny_recipe, 1), Console(file=text, width=200), ClusterProfile())
-    assert fake.arrays == ["0-2%3"] * 3 and len(submissions("mine")) == 1
-    assert [job.name for job in left] == ["baseline seed 0", "g1_headwise seed 0", "g1_elementwise seed 0"]
-    assert text.getvalue().count("its job ended from outside; submitting it again") == 6
+    for n_sweeps in (1, 2):
+        _, left = slurm.train_on_cluster(study(tiny_recipe, 1), Console(file=text, width=200), ClusterProfile())
+        assert fake.arrays == ["0-2%3"] * n_sweeps and len(submissions("mine")) == n_sweeps
+        assert [job.name for job in left] == ["baseline seed 0", "g1_headwise seed 0", "g1_elementwise seed 0"]
+        assert [job.state for job in left] == ["failed"] * 3
+    assert text.getvalue().count("failed: no message") == 6
+
+
+def test_what_sbatch_refuses_is_one_line_with_its_reason(
+    fake: FakeSlurm, tiny_recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sbatch = fake.folder / "bin" / "sbatch"
+    reason = "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy"
+    sbatch.write_text(f'#!/bin/sh\necho "{reason}" >&2\nexit 1\n', encoding="utf-8")
+    with pytest.raises(UserError, match=f"sbatch refused: {reason}; legal: what this site allows") as refused:
+        submitted(tiny_recipe, 1)
+    assert "\n" not in str(refused.value) and capsys.readouterr().err == ""
+    sbatch.write_text("#!/bin/sh\necho queued\n", encoding="utf-8")
+    with pytest.raises(UserError, match="sbatch refused: Could not make sense of sbatch output"):
+        submitted(tiny_recipe, 1)
 
 
 def test_an_error_of_the_run_is_not_submitted_again_unless_asked(fake: FakeSlurm, tiny_recipe: str) -> None:
@@ -126,7 +144,7 @@ def test_an_error_of_the_run_is_not_submitted_again_unless_asked(fake: FakeSlurm
         for directory in array.directories:
             with new_attempt(RunDirectory(directory)) as attempt:
                 attempt.record_failure("own", "ZeroDivisionError: no tokens")
-    _, left = slurm.train_missing(study(tiny_recipe, 1), Console(file=io.StringIO()), ClusterProfile())
+    _, left = slurm.train_on_cluster(study(tiny_recipe, 1), Console(file=io.StringIO()), ClusterProfile())
     assert len(fake.scripts) == 1 and [job.state for job in left] == ["failed"] * 3
     submitted(tiny_recipe, 1, retry_failed=True)
     assert len(fake.scripts) == 2
@@ -135,14 +153,13 @@ def test_an_error_of_the_run_is_not_submitted_again_unless_asked(fake: FakeSlurm
 def test_a_cancelled_job_is_not_submitted_again(fake: FakeSlurm, tiny_recipe: str) -> None:
     submitted(tiny_recipe, 1)
     jobs = [
-        Job(tiny_config(tiny_recipe, variant=path.name.partition("-s0")[0]), path, tiny_recipe, starts=1)
+        Job(tiny_config(tiny_recipe, variant=path.name.partition("-s0")[0]), path, starts=1)
         for path in submissions("mine")[0].arrays()[0].directories
     ]
     fake.say(queue_lines(["CANCELLED", "CANCELLED", "CANCELLED"]))
     (array,) = submissions("mine")[0].arrays()
-    board = slurm.Board(jobs, Console(file=io.StringIO()))
-    watcher = slurm._Watcher("mine", board, ClusterProfile(), None, None, None)
-    watcher.watch({(array.name, index): job for index, job in enumerate(jobs)})
+    table = slurm.StatusTable(jobs, Console(file=io.StringIO()))
+    slurm.wait({(array.name, index): job for index, job in enumerate(jobs)}, table)
     assert [job.state for job in jobs] == ["failed"] * 3 and len(fake.scripts) == 1
 
 
@@ -171,7 +188,7 @@ def test_where_there_is_no_slurm_one_line_says_so(tiny_recipe: str, monkeypatch:
 def test_a_job_asks_for_no_requeue_once_cancelled_or_after_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = TrainInJob(tmp_path, 1, 3, tmp_path / "cancelled")
+    job = RunInJob.of(tmp_path, 1, 3, tmp_path / "cancelled")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     assert job.checkpoint() is not None
     monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
@@ -179,6 +196,16 @@ def test_a_job_asks_for_no_requeue_once_cancelled_or_after_its_limit(
     monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
     (tmp_path / "cancelled").touch()
     assert job.checkpoint() is None
+
+
+def test_a_job_takes_its_run_over_and_says_how_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = RunInJob.of(tmp_path, 2, 3, tmp_path / "cancelled")
+    assert job.command[1:] == ["-m", "gatebench", "train", "--resume", str(tmp_path), "--threads", "2", "--takeover"]
+    job.command = ["sh", "-c", "echo no tokens; exit 1"]
+    with pytest.raises(RuntimeError, match="ended with exit status 1: no tokens"):
+        job()
+    job.command = ["sh", "-c", f"echo '{{}}' > {tmp_path}/summary.json; exit 1"]
+    assert job() == "done"
 
 
 def test_a_snapshot_has_every_file_of_the_package_and_its_commit(tmp_path: Path) -> None:

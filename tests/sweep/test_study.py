@@ -11,7 +11,7 @@ from gatebench import variants
 from gatebench.errors import UserError
 from gatebench.paths import project_root
 from gatebench.recipes import parse_yaml
-from gatebench.report.tables.paper_tables import check_available
+from gatebench.report.analysis.paper_tables import check_available
 from gatebench.sweep.plan import cost, plan, train_seconds
 from gatebench.sweep.study import Study, load_study, study_names
 
@@ -112,7 +112,7 @@ seeds: 1
         "optim.lr=0.003 optim.grad_clip=null",
         "optim.lr=0.003 optim.grad_clip=1",
     ]
-    assert study.combinations()[1].overrides == ("train.steps=100", "optim.lr=0.001", "optim.grad_clip=1")
+    assert study.combinations()[1].settings.words == ("train.steps=100", "optim.lr=0.001", "optim.grad_clip=1")
     runs = study.runs()
     assert [(r.variant, r.optim.lr, r.optim.grad_clip) for r in runs[::2]] == [
         *(("baseline", 0.001, None), ("baseline", 0.001, 1.0), ("baseline", 0.003, None), ("baseline", 0.003, 1.0)),
@@ -133,8 +133,8 @@ seeds: 1
 """
     study = load_study(write(tmp_path, text))
     assert study.combinations() == [
-        (("train.steps=100",), "as_it_is"),
-        (("train.steps=100", "model.d_model=96", "optim.lr=1e-3"), "wide.v2"),
+        ({"train.steps": 100}, "as_it_is"),
+        ({"train.steps": 100, "model.d_model": 96, "optim.lr": 1e-3}, "wide.v2"),
     ]
     assert [(run.variant, run.model.d_model, run.optim.lr) for run in study.runs()] == [
         *(("baseline", 128, 6e-3), ("g1_headwise", 128, 6e-3), ("baseline", 96, 1e-3), ("g1_headwise", 96, 1e-3)),
@@ -142,7 +142,18 @@ seeds: 1
     changed = study.changed(settings=["optim.lr=2e-3"])
     assert changed.combinations()[1].label == "wide.v2 optim.lr=2e-3"
     assert {run.optim.lr for run in changed.runs()} == {0.002}
-    assert changed.fixed == (("train.steps=100", "optim.lr=2e-3"), "optim.lr=2e-3")
+    assert changed.fixed == ({"train.steps": 100, "optim.lr": 2e-3}, "optim.lr=2e-3")
+
+
+def test_settings_are_values_by_key_too(tmp_path: Path) -> None:
+    text = "recipe: quick\nvariants: [g1_headwise]\noverrides:\n  set: {data.mixture: {english: 2, code: 1}}\n"
+    study = load_study(write(tmp_path, text + "  settings: {hot: {optim.lr: 1e-2}, cool: [optim.lr=1e-3]}\n"))
+    mixture = {"data.mixture": {"english": 2, "code": 1}}
+    assert study.combinations() == [
+        ({**mixture, "optim.lr": 0.01}, "hot"),
+        ({**mixture, "optim.lr": 0.001}, "cool"),
+    ]
+    assert study.runs()[0].overrides == ['data.mixture={"english": 2, "code": 1}', "optim.lr=0.01"]
 
 
 def test_every_named_setting_meets_every_cell_of_the_grid(tmp_path: Path) -> None:
@@ -151,7 +162,7 @@ def test_every_named_setting_meets_every_cell_of_the_grid(tmp_path: Path) -> Non
     assert [combination.label for combination in study.combinations()] == [
         *("a data.seq_len=64", "a data.seq_len=128", "b data.seq_len=64", "b data.seq_len=128"),
     ]
-    assert study.combinations()[2].overrides == ("data.bos=false", "data.seq_len=64")
+    assert study.combinations()[2].settings.words == ("data.bos=false", "data.seq_len=64")
 
 
 @pytest.mark.parametrize(
@@ -170,7 +181,7 @@ def test_grid_values_reach_the_recipe_unchanged(key: str, value: object) -> None
     study = Study.model_validate(
         {"recipe": "quick", "variants": ["g1_headwise"], "overrides": {"grid": {key: [value]}}}
     )
-    (setting,) = study.combinations()[0].overrides
+    (setting,) = study.combinations()[0].settings.words
     assert parse_yaml(setting.partition("=")[2], key) == value
 
 
@@ -179,14 +190,14 @@ def test_changes_of_the_command_line_apply_last_and_leave_the_study_alone(tmp_pa
     study = load_study(write(tmp_path, text))
     changed = study.changed(n_seeds=1, settings=["optim.lr=2e-3"])
     assert changed.name == "mine" and changed.seeds == [0] and {run.optim.lr for run in changed.runs()} == {0.002}
-    assert changed.combinations()[0] == (("optim.lr=1e-3", "optim.lr=2e-3"), "optim.lr=2e-3 seeds=1")
+    assert changed.combinations()[0] == ({"optim.lr": 2e-3}, "optim.lr=2e-3 seeds=1")  # a key has one value, the last
     assert study.seeds == [0, 1, 2] and {run.optim.lr for run in study.runs()} == {0.001}
 
 
 @pytest.mark.parametrize(("n_seeds", "label"), [(None, ""), (3, ""), (1, "seeds=1"), (5, "seeds=5")])
 def test_other_seeds_than_the_studys_are_part_of_the_label(n_seeds: int | None, label: str) -> None:
     changed = load_study("table4").changed(n_seeds=n_seeds)
-    assert changed.combinations() == [((), label)] and changed.seeds == list(range(n_seeds or 3))
+    assert changed.combinations() == [({}, label)] and changed.seeds == list(range(n_seeds or 3))
     assert changed.as_declared == (not label)
 
 
@@ -200,6 +211,13 @@ def test_runs_equal_those_that_train_makes_one_by_one() -> None:
 
 
 # --- what is refused
+
+
+def test_a_study_of_dots_alone_names_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="names no folder"):
+        load_study(write(tmp_path, "recipe: quick\nvariants: [g1_headwise]\n", name=".."))
+    assert load_study(write(tmp_path, "recipe: quick\nvariants: [g1_headwise]\n", name="mine.v2")).name == "mine.v2"
+
 
 SETTINGS = "recipe: quick\nvariants: [g1_headwise]\noverrides:\n  settings: "
 
@@ -217,7 +235,7 @@ SETTINGS = "recipe: quick\nvariants: [g1_headwise]\noverrides:\n  settings: "
         ("recipe: quick\nvariants: ['table:7']", ("table '7'", "1, 2, 3, 4, 5, 6")),
         ("recipe: quack\nvariants: [g1_headwise]", ("recipe 'quack'", "quick")),
         ("recipe: quick\nvariants: [g1_headwise]\nbaseline: basline", ("basline", "baseline")),
-        ("recipe: quick\nvariants: [g1_headwise]\nseeds: 0", ("seeds=0", "1 or more")),
+        ("recipe: quick\nvariants: [g1_headwise]\nseeds: 0", ("seeds=0", "1 to 10,000")),
         ("recipe: quick\nvariants: [g1_headwise]\nseeds: [0, -1]", ("seeds=-1", "0 or more")),
         ("recipe: quick\nvariants: [g1_headwise]\nseeds: [1, 1]", ("seeds=1", "twice")),
         ("recipe: quick\nvariants: [g1_headwise]\nseeds: true", ("seeds=true",)),
@@ -303,15 +321,15 @@ def test_costs_are_those_of_the_accounting() -> None:
     assert cost(gated).flops - cost(baseline).flops == 6 * added * gated.tokens
 
 
-def test_a_summary_that_cannot_be_read_is_left_to_the_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_summary_that_cannot_be_read_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GATEBENCH_RUNS", str(tmp_path))
     study = Study(recipe="sink_lab", variants=["g1_headwise"], seeds=[0])
     directory = plan(study)[0].directory
     assert directory is not None
     directory.mkdir(parents=True)
     (directory / "summary.json").write_text("{", encoding="utf-8")
-    runs = plan(study)
-    assert [run.status for run in runs] == ["done", "missing"] and train_seconds(runs) == [0.0]
+    with pytest.raises(UserError, match=r"summary\.json: not JSON .*; restore it, or delete it and run again"):
+        plan(study)
 
 
 # --- what the recipe cannot have, and other recipes
@@ -341,7 +359,7 @@ def test_another_recipe_is_part_of_the_label_and_changes_what_is_skipped() -> No
     study = load_study("table1")
     other = study.changed(recipe="moe_tiny", settings=["train.steps=60"], n_seeds=1)
     assert other.skipped() == {} and "experts_plus4" in other.variant_names()
-    assert other.combinations()[0] == (("train.steps=60",), "recipe=moe_tiny train.steps=60 seeds=1")
+    assert other.combinations()[0] == ({"train.steps": 60}, "recipe=moe_tiny train.steps=60 seeds=1")
     assert {(run.recipe, run.train.steps) for run in other.runs()} == {("moe_tiny", 60)}
     assert (study.recipe, study.combinations()[0].label) == ("quick", "")
     assert study.changed(recipe="quick").combinations()[0].label == ""

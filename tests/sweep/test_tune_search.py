@@ -1,4 +1,4 @@
-"""The `tune:` section, leases, and what is submitted to SLURM: nothing here trains."""
+"""The `tune:` section, the journal, and what is submitted to SLURM: nothing here trains."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ from optuna.trial import TrialState
 from rich.console import Console
 
 from gatebench.errors import UserError
+from gatebench.recipes import make_run
+from gatebench.sweep import trials
+from gatebench.sweep.pool import Pool, Slots
 from gatebench.sweep.profiles import ClusterProfile
+from gatebench.sweep.search import Tuning, open_tuning, sampler, searches, with_trials, work_folder
+from gatebench.sweep.slurm import CommandInJob
+from gatebench.sweep.space import Range, as_declared, suggest
+from gatebench.sweep.storage import STORAGE, open_storage
 from gatebench.sweep.study import Study, load_study
 from gatebench.sweep.submissions import submissions
-from gatebench.sweep.tuning import cluster
-from gatebench.sweep.tuning.lease import Lease, claim, newest
-from gatebench.sweep.tuning.outcome import outcomes
-from gatebench.sweep.tuning.prepare import prepare
-from gatebench.sweep.tuning.progress import Progress
-from gatebench.sweep.tuning.search import STORAGE, open_storage, sampler, searches, with_trials
-from gatebench.sweep.tuning.space import suggest
-from gatebench.sweep.tuning.worker import Options, Tuning, open_tuning
+from gatebench.sweep.trials import WORKER, Tuner
+from gatebench.sweep.tune import Progress, prepare, tune_on_cluster
+from gatebench.training.attempt import STALE_AFTER, new_attempt
+from gatebench.training.rundir import RunDirectory, write_json
 from tests.sweep.fake_slurm import FakeSlurm
 from tests.sweep.test_tune import root
 
@@ -42,7 +45,7 @@ def study(root: Path, tune: Any, **more: Any) -> Study:
 
 
 def opened(root: Path, tune: Any, **more: Any) -> Tuning:
-    tuning = open_tuning(study(root, tune, **more), Options(str(root / "journal.log"), 2, 90.0))
+    tuning = open_tuning(study(root, tune, **more), str(root / "journal.log"))
     tuning.plan()
     return tuning
 
@@ -144,37 +147,111 @@ def test_a_trial_ends_once_and_one_that_diverged_is_never_the_best(root: Path) -
     for late in (TrialState.COMPLETE, TrialState.FAIL):
         with pytest.raises(UpdateFinishedTrialError):
             tuning.storage.set_trial_state_values(first, late, [7.0] if late == TrialState.COMPLETE else None)
-    (found,) = outcomes(tuning)
+    (found,) = tuning.outcomes()
     assert found.best is None and [trial.status for trial in found.trials] == ["diverged", "waiting"]
     tuning.storage.set_trial_state_values(second, TrialState.COMPLETE, [3.0])
-    (found,) = outcomes(tuning)
+    (found,) = tuning.outcomes()
     assert found.best is not None and (found.best.number, found.best.value) == (1, 3.0)
 
 
-def test_a_lease_has_one_holder_until_it_is_released_or_stale(tmp_path: Path) -> None:
-    first = claim(tmp_path / "0", 60.0)
-    assert first is not None and first.is_alive() and claim(tmp_path / "0", 60.0) is None
-    with first.held():
-        assert first.is_current()
-    second = claim(tmp_path / "0", 60.0)
-    assert second is not None and second.number == 2 and not first.is_current()
-    os.utime(second.path, (0, time.time() - 61))
-    third = claim(tmp_path / "0", 60.0)
-    assert third is not None and third.number == 3 and not second.is_current() and third.is_current()
-    third.path.write_text('{"host": "elsewhere", "pid": 0}')
-    assert claim(tmp_path / "0", 60.0) is None
-    assert isinstance(found := newest(tmp_path / "0", 60.0), Lease) and found.number == 3
+@pytest.mark.parametrize("torn", [b'{"op_code":5,"worker', b"\0\0\0", b'{"op_code":5,"worker\n', b"\n"])
+def test_what_a_killed_process_left_at_the_end_of_a_journal_harms_nothing(root: Path, torn: bytes) -> None:
+    tune = {"space": {"optim.lr": [1e-3, 1e-2]}, "sampler": "grid"}
+    before = opened(root, tune, variants=["baseline"]).trials()
+    journal = root / "journal.log"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + torn)
+    tuning = open_tuning(load_study("mine"), str(journal))
+    assert [trial.number for trial in tuning.trials()[0]] == [trial.number for trial in before[0]] == [0, 1]
+    tuning.storage.set_trial_state_values(tuning.trials()[0][0]._trial_id, TrialState.COMPLETE, [1.0])
+    assert journal.read_bytes().startswith(whole + b"{")
+    states = [trial.state for trial in open_tuning(load_study("mine"), str(journal)).trials()[0]]
+    assert states == [TrialState.COMPLETE, TrialState.WAITING]
 
 
-def test_a_beat_keeps_a_lease(tmp_path: Path) -> None:
-    lease = claim(tmp_path / "0", 0.9)
-    assert lease is not None
-    with lease.held():
-        os.utime(lease.path, (0, 0))
-        deadline = time.monotonic() + 30
-        while not lease.is_alive() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert lease.is_alive()
+@pytest.mark.parametrize("damage", ["cut", "glued", "alien"])
+def test_a_journal_that_cannot_be_read_is_one_line_with_the_way_out(root: Path, damage: str) -> None:
+    opened(root, {"space": {"optim.lr": [1e-3, 1e-2]}, "sampler": "grid"})
+    journal = root / "journal.log"
+    lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines[0] = {"cut": lines[0][:-20] + "\n", "glued": lines[0][:-20], "alien": "[]\n"}[damage]
+    journal.write_text("".join(lines), encoding="utf-8")
+    with pytest.raises(UserError, match=r"journal\.log: damaged, .*remove it, or name another --storage") as refused:
+        open_tuning(load_study("mine"), str(journal)).trials()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_folder_is_no_journal(root: Path) -> None:
+    with pytest.raises(UserError, match=r"--storage .*: Is a directory; legal: the path of a journal"):
+        open_storage(str(root)).get_all_studies()
+
+
+def test_steps_are_counted_in_decimals() -> None:
+    """0.1 + 2 * 0.1 is 0.30000000000000004 in binary: another weight decay, and another run, than that of `--set`."""
+    points = Range(low=0.1, high=0.5, step=0.1).points()
+    assert points == [0.1, 0.2, 0.3, 0.4, 0.5]
+    runs = [make_run("quick", "baseline", 0, (f"optim.weight_decay={value}",)) for value in (0.3, points[2])]
+    assert runs[0].fingerprint == runs[1].fingerprint
+    assert Range(low=1e-4, high=1e-3, step=3e-4).points() == [0.0001, 0.0004, 0.0007, 0.001]
+    assert Range(low=0, high=0.7, step=0.1).points()[-1] == 0.7
+    assert Range(low=0, high=1, step=0.3).points() == [0, 0.3, 0.6, 0.9]
+    whole = Range(low=25, high=100, step=25).points()
+    assert whole == [25, 50, 75, 100] and all(isinstance(point, int) for point in whole)
+
+
+@pytest.mark.parametrize("kind", ["grid", "random", "tpe"])
+def test_every_sampler_gives_the_points_of_a_stepped_range(root: Path, kind: str) -> None:
+    tune = {"space": {"optim.weight_decay": {"low": 0.1, "high": 0.5, "step": 0.1}}, "sampler": kind, "trials": 5}
+    tuning = opened(root, tune, variants=["baseline"])
+    chosen = []
+    for trial in tuning.trials()[0]:
+        tuning.studies[0].sampler = sampler(tuning.searches[0].tune, trial.number)
+        live = optuna.Trial(tuning.studies[0], trial._trial_id)
+        chosen.append(suggest(live, tuning.searches[0].tune.space)["optim.weight_decay"])
+    assert set(chosen) <= {0.1, 0.2, 0.3, 0.4, 0.5}
+    assert [trial.params["optim.weight_decay"] for trial in tuning.outcomes()[0].trials] == chosen
+    assert as_declared([0.1], 0.30000000000000004) == 0.30000000000000004  # a list is taken as it is
+
+
+def test_a_trial_is_anyones_once_its_worker_or_every_sign_of_life_is_gone(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuning = opened(root, {"space": {"optim.lr": [1e-3]}, "sampler": "grid"}, variants=["baseline"])
+    tuner = Tuner(tuning, Pool(Slots(1, 1)), 0, Progress(tuning, Console(file=io.StringIO())))
+    (waiting,) = tuning.trials()[0]
+    assert tuner._is_free(waiting)
+    work = tuner._take()
+    assert work is not None
+    run = RunDirectory(trials.runs_dir() / "tiny" / "run")
+
+    def is_free() -> bool:
+        (trial,) = tuning.trials()[0]
+        return tuner._is_free(trial)
+
+    work.trial.set_user_attr(WORKER, {"host": "elsewhere", "pid": 1})
+    assert not is_free()  # it has only begun
+    work.trial.set_user_attr("runs", ["tiny/run"])
+    run.path.mkdir(parents=True)
+    assert not is_free()
+    os.utime(run.path, (0, time.time() - 600))
+    assert is_free()
+    with new_attempt(run) as attempt:
+        write_json(attempt.heartbeat, attempt.owner() | {"host": "elsewhere"})
+        os.utime(run.path, (0, time.time() - 600))
+        assert not is_free()
+        os.utime(attempt.heartbeat, (0, time.time() - 600))
+        monkeypatch.setenv(STALE_AFTER, "3600")
+        os.utime(run.path)
+        assert not is_free()
+    monkeypatch.setenv(STALE_AFTER, "90")
+    os.utime(run.path)
+    work.trial.set_user_attr(WORKER, {"host": os.uname().nodename, "pid": 2**22 + 1})
+    write_json(attempt.failure, {"reason": "outside"})
+    assert is_free()  # its process is gone from this machine
+    work.trial.set_user_attr(WORKER, {"host": os.uname().nodename, "pid": os.getppid()})
+    assert not is_free()
+    work.trial.set_user_attr(WORKER, {})
+    assert is_free()  # it has left the trial
 
 
 def test_on_slurm_the_workers_are_one_array_and_are_not_submitted_twice(
@@ -186,14 +263,15 @@ def test_on_slurm_the_workers_are_one_array_and_are_not_submitted_twice(
     profile = ClusterProfile(partition="cpu", gpus_per_device=0, cpus_per_task=3)
 
     def run() -> None:
-        cluster.run(tuning, "mine", profile, 3, Progress(tuning, Console(file=io.StringIO())), detach=True)
+        tune_on_cluster(tuning, "mine", profile, 3, 2, Progress(tuning, Console(file=io.StringIO())), detach=True)
 
     run()
     assert fake.arrays == ["0-2%3"]
     for option in ("partition=cpu", "cpus-per-task=3", "ntasks-per-node=1", "nodes=1"):
         assert f"#SBATCH --{option}\n" in fake.scripts[0]
     (array,) = submissions("mine")[0].arrays()
-    assert array.directories == (tuning.folder,) * 3 and os.environ[STORAGE] == tuning.options.storage
+    folder = work_folder(tuning.study, tuning.storage_name)
+    assert array.directories == (folder,) * 3 and os.environ[STORAGE] == tuning.storage_name
     fake.say([f"7_{index}|PENDING|n1|{array.name}" for index in range(3)])
     run()
     assert len(fake.scripts) == 1
@@ -206,9 +284,10 @@ def test_a_job_of_a_worker_ends_with_it_and_is_queued_again_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
-    job = cluster.WorkInJob(("sh", "-c", "echo worked"), 1, tmp_path / "log", 3, tmp_path / "cancelled")
-    assert job() == "done" and (tmp_path / "log").read_text() == "worked\n"
+    log, cancelled = tmp_path / "log", tmp_path / "cancelled"
+    job = CommandInJob(["sh", "-c", "echo worked"], 1, log, 3, cancelled)
+    assert job() == "done" and log.read_text() == "worked\n"
     again = job.checkpoint()
     assert again is not None and again.function == job  # type: ignore[attr-defined]
-    with pytest.raises(RuntimeError, match="the worker ended with exit status 3"):
-        cluster.WorkInJob(("sh", "-c", "exit 3"), 1, tmp_path / "log", 3, tmp_path / "cancelled")()
+    with pytest.raises(RuntimeError, match="tune-worker ended with exit status 3"):
+        CommandInJob(["sh", "-c", "exit 3", "tune-worker"], 1, log, 3, cancelled)()

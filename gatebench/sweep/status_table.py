@@ -1,16 +1,18 @@
-"""What a sweep shows while it runs: a live table on a terminal, plain lines elsewhere."""
+"""What is shown while runs go on: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Self
 
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from gatebench.sweep.job import Job, State
-from gatebench.sweep.live import LiveTable
 from gatebench.training.rundir import seconds_left
 
 _STATES: tuple[State, ...] = ("done", "diverged", "running", "waiting", "failed")
@@ -18,7 +20,32 @@ _SHOWN: dict[State, int] = {"failed": 8, "running": 32, "done": 4, "diverged": 4
 """How many runs of a state have a row of their own; the title counts all."""
 
 
-class Board(LiveTable):
+class LiveTable:
+    """A table on the terminal that is drawn again as things change, and lines that stay above it."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        """None where the output is no terminal."""
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self) -> bool | None:
+        """Draw the table again."""
+
+    def say(self, line: str) -> None:
+        """Print a line that stays."""
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+class StatusTable(LiveTable):
     """The runs of one sweep, as they stand."""
 
     def __init__(self, jobs: Sequence[Job], console: Console) -> None:
@@ -55,7 +82,8 @@ class Board(LiveTable):
             chosen.update(members[:number] if state in ("running", "waiting") else members[-number:])
         for i in sorted(chosen):
             step, loss, rate, left = _progress(self.jobs[i])
-            table.add_row(self.jobs[i].name, describe(self.jobs[i])[:60], step, loss, rate, left)
+            words = Text(self.jobs[i].name), Text(describe(self.jobs[i])[:60])  # brackets in them are no markup
+            table.add_row(*words, step, loss, rate, left)
         return table
 
     def _report_fifth(self, job: Job) -> None:

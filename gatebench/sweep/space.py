@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from gatebench.config import Section
-from gatebench.validation import one_line
+from gatebench.validation import Section, one_line
 
 if TYPE_CHECKING:
     import optuna
@@ -47,8 +47,18 @@ class Range(Section):
         """Return low, low + step, ... up to high; empty without a step."""
         if self.step is None:
             return []
-        n = math.floor((self.high - self.low) / self.step * (1 + 1e-12))
-        return [self.low + i * self.step for i in range(n + 1)]
+        n = (Decimal(str(self.high)) - Decimal(str(self.low))) // Decimal(str(self.step))
+        return [self._point(i) for i in range(int(n) + 1)]
+
+    def nearest(self, value: float) -> int | float:
+        """Return the value among low, low + step, ... that a sampler, which counts in binary, means by `value`."""
+        return value if self.step is None else self._point(round((value - self.low) / self.step))
+
+    def _point(self, i: int) -> int | float:
+        """Return low + i step, counted in decimals: 0.1 + 2 * 0.1 is 0.3, and the run that of `--set` with 0.3."""
+        assert self.step is not None
+        value = Decimal(str(self.low)) + i * Decimal(str(self.step))
+        return int(value) if isinstance(self.low, int) and isinstance(self.step, int) else float(value)
 
 
 Domain = Range | list[Value]
@@ -131,9 +141,14 @@ def bounds(domain: Domain) -> Sequence[Value]:
     return [domain.low, domain.high] if isinstance(domain, Range) else domain
 
 
+def as_declared(domain: Domain, value: Value) -> Value:
+    """Return a sampled value as the run has it: of a stepped range, the decimal number."""
+    return domain.nearest(value) if isinstance(domain, Range) and isinstance(value, (int, float)) else value
+
+
 def suggest(trial: optuna.Trial, space: dict[str, Domain]) -> dict[str, Value]:
     """Return the trial's settings; those that it already has stay."""
-    return {key: _suggest(trial, key, domain) for key, domain in space.items()}
+    return {key: as_declared(domain, _suggest(trial, key, domain)) for key, domain in space.items()}
 
 
 def _suggest(trial: optuna.Trial, key: str, domain: Domain) -> Value:

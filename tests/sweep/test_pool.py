@@ -16,10 +16,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gatebench.sweep import launch
-from gatebench.sweep.board import Board
 from gatebench.sweep.job import Job
-from gatebench.sweep.launch import Slots, local_slots, run_all
+from gatebench.sweep.pool import Pool, Slots, local_slots, run_all
+from gatebench.sweep.status_table import StatusTable
 from tests.training.tiny_run import pid_alive, tiny_config
 
 STUB = """
@@ -49,7 +48,7 @@ def job(tmp_path: Path, tiny_recipe: str, monkeypatch: pytest.MonkeyPatch) -> Ma
         return [sys.executable, "-S", "-c", STUB, str(self.directory), kinds[self.directory]]
 
     def make(what: str, seed: int = 0) -> Job:
-        made = Job(tiny_config(tiny_recipe, seed=seed), tmp_path / f"{what}-s{seed}", "tiny")
+        made = Job(tiny_config(tiny_recipe, seed=seed), tmp_path / f"{what}-s{seed}")
         kinds[made.directory] = what
         return made
 
@@ -66,13 +65,10 @@ def started_alone(job: Job) -> bool:
     return (job.directory / "pid").is_file()
 
 
-def test_a_job_is_the_command_that_a_user_would_type(tmp_path: Path, tiny_recipe: str) -> None:
-    settings = ("optim.lr=1e-3", "train.steps=20")
-    job = Job(tiny_config(tiny_recipe, variant="g1_headwise", seed=3), tmp_path / "run", "quick", settings)
-    command = job.command(2)
-    expected = "-m gatebench train --recipe quick --variant g1_headwise --seed 3 --threads 2"
-    expected += " --set optim.lr=1e-3 --set train.steps=20"
-    assert command == [sys.executable, *expected.split(), "--out", str(tmp_path / "run")]
+def test_a_job_is_the_command_that_trains_what_its_directory_says(tmp_path: Path, tiny_recipe: str) -> None:
+    job = Job(tiny_config(tiny_recipe, variant="g1_headwise", seed=3), tmp_path / "run")
+    expected = ["-m", "gatebench", "train", "--resume", str(tmp_path / "run"), "--threads", "2"]
+    assert job.command(2) == [sys.executable, *expected]
 
 
 @pytest.mark.parametrize(
@@ -136,13 +132,13 @@ def test_threads_and_gpus_reach_the_run(job: MakeJob, monkeypatch: pytest.Monkey
 
 def test_no_more_than_the_slots_run_at_once(job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     running = [0]
-    original = launch._start
+    original = Pool.start
 
-    def counted(job: Job, *args: object) -> None:
+    def counted(self: Pool, job: Job) -> None:
         running.append(sum(j.process is not None and j.process.poll() is None for j in jobs) + 1)
-        original(job, *args)  # type: ignore[arg-type]
+        original(self, job)
 
-    monkeypatch.setattr(launch, "_start", counted)
+    monkeypatch.setattr(Pool, "start", counted)
     jobs = [job("done", seed) for seed in range(4)]
     run_all(jobs, Slots(2, 1), console()[0])
     assert max(running) <= 2
@@ -178,11 +174,11 @@ def test_a_signal_stops_the_runs_that_are_going(
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel's parent-death signal is Linux's")
 def test_a_run_ends_with_its_launcher_even_after_kill_9(tmp_path: Path) -> None:
     run = (
-        "import sys, time\nfrom gatebench.sweep.launch import die_with_launcher\ndie_with_launcher()\n"
+        "import sys, time\nfrom gatebench.training.attempt import die_with_launcher\ndie_with_launcher()\n"
         "open(sys.argv[1], 'w').write('going')\ntime.sleep(60)"
     )
     launcher = (
-        "import os, subprocess, sys, time\nfrom gatebench.sweep.launch import LAUNCHER\n"
+        "import os, subprocess, sys, time\nfrom gatebench.training.attempt import LAUNCHER\n"
         f"child = subprocess.Popen([sys.executable, '-c', {run!r}, sys.argv[1]], "
         "env={**os.environ, LAUNCHER: str(os.getpid())})\nprint(child.pid, flush=True)\ntime.sleep(60)"
     )
@@ -201,7 +197,7 @@ def test_a_run_ends_with_its_launcher_even_after_kill_9(tmp_path: Path) -> None:
 
 
 def test_progress_reads_only_complete_rows(tmp_path: Path, tiny_recipe: str) -> None:
-    job = Job(tiny_config(tiny_recipe), tmp_path, "tiny")
+    job = Job(tiny_config(tiny_recipe), tmp_path)
     assert job.last_row() is None and job.last_message() == "no message"
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"ste', encoding="utf-8")
     assert job.last_row() == {"step": 2}
@@ -214,7 +210,58 @@ def test_a_terminal_sees_a_table_of_runs(job: MakeJob) -> None:
     text = io.StringIO()
     run_all(jobs, Slots(1, 1), Console(file=text, width=160, force_terminal=True))
     output = Console(file=io.StringIO(), width=160)
-    output.print(Board(jobs, output).table())
+    output.print(StatusTable(jobs, output).table())
     table = output.file.getvalue()  # type: ignore[attr-defined]
     assert "1 of 2 runs done, 1 failed, 0 s" in table and "failed (exit 1)" in table
     assert "4/20" in table and "2.500" in table
+
+
+def test_brackets_in_a_message_are_no_markup(job: MakeJob) -> None:
+    failed = job("fail")
+    failed.state = "failed"
+    failed.directory.mkdir()
+    for message in ("RuntimeError: [enforce fail at x.cpp:1] none", "OSError: no space in [/scratch/x]"):
+        (failed.directory / "log.txt").write_text(message + "\n", encoding="utf-8")
+        text = io.StringIO()
+        output = Console(file=text, width=200)
+        output.print(StatusTable([failed], output).table())
+        assert message in text.getvalue()
+
+
+CHILD_THAT_STAYS = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: None)
+open(sys.argv[1] + "/pid", "w").write(str(__import__("os").getpid()))
+time.sleep(60)
+"""
+POOL = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from gatebench.sweep.pool import Pool, Slots
+import time
+folder = Path(sys.argv[1])
+command = [sys.executable, "-c", sys.argv[2], str(folder)]
+job = SimpleNamespace(directory=folder, starts=0, command=lambda threads: command)
+job.files = SimpleNamespace(log=folder / "log.txt")
+with Pool(Slots(1, 1)) as pool:
+    pool.start(job)
+    time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.usefixtures("sigint_as_at_a_terminal")
+def test_a_second_signal_does_not_wait_for_a_run_that_stays(tmp_path: Path, number: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", POOL, str(tmp_path), CHILD_THAT_STAYS]) as launcher:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "pid").is_file() or not (tmp_path / "pid").read_text():
+            assert time.monotonic() < deadline and launcher.poll() is None
+            time.sleep(0.05)
+        child = int((tmp_path / "pid").read_text())
+        launcher.send_signal(number)
+        time.sleep(1.0)
+        assert pid_alive(child) and launcher.poll() is None  # it has a minute to save itself
+        launcher.send_signal(number)
+        assert launcher.wait(timeout=20) != 0
+    assert not pid_alive(child)
