@@ -8,7 +8,7 @@ import sysconfig
 from pathlib import Path
 
 from gatebench.data.corpus import BuildOptions, CorpusPlan, build_corpus
-from gatebench.data.text_files import local_source
+from gatebench.data.text_files import RecordReader, local_source
 
 DOMAINS = ("english", "chinese", "code", "math", "law", "literature")
 _WORDS = {
@@ -29,7 +29,7 @@ def build_tiny_corpus(path: Path, *, documents: int = 40, vocab_size: int = 512)
                 file.write(json.dumps({"text": text, "domain": domain}, ensure_ascii=False) + "\n")
     plan = CorpusPlan(
         name=path.name,
-        sources=(local_source([lines], domain_field="domain"),),
+        sources=(local_source([lines], records=RecordReader(domain_field="domain")),),
         options=BuildOptions(vocab_size=vocab_size, bpe_bytes=300_000, heldout_shares=(0.1, 0.1)),
         pins={"documents": documents},
         domain_order=DOMAINS,

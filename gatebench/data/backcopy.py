@@ -196,16 +196,9 @@ class SyntheticWindows:
         self.seed = seed
         self._stream = process.stream("train", seed)
 
-    def sequence(self, index: int) -> NDArray[np.int64]:
-        """Sequence number `index` of the run, counted from 0 without end; (L + 1,) int64."""
-        row: NDArray[np.int64] = self._windows(np.array([index]))[0]
-        return row
-
     def batch(self, step: int, batch_size: int) -> NDArray[np.int64]:
         """Sequences step * B .. step * B + B - 1; (B, L + 1) int64."""
-        return self._windows(np.arange(step * batch_size, (step + 1) * batch_size))
-
-    def _windows(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        numbers = np.arange(step * batch_size, (step + 1) * batch_size)
         if numbers.size and int(numbers.min()) < 0:
             raise IndexError(f"sequence numbers start at 0, not {int(numbers.min())}")
         return _with_prefix(self.corpus, self._stream, numbers, self.seq_len, self.bos)

@@ -18,6 +18,8 @@ BOS = "<|bos|>"
 EOS = "<|eos|>"
 SMALLEST_VOCABULARY = 258  # 256 bytes and two specials
 _KNOWN_EOS = (EOS, "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
+_PROBE = "The  Cat's caf\u00e9,\n\tna\u00efve \ufb01sh \u0130 \uff21 1 234 \u4e2d\u6587 \U0001f408 "
+"""Capitals, accents, a ligature, full width, blanks of all sorts: what tokenizers that change text change."""
 _KNOWN_BOS = (BOS, "<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>")
 
 
@@ -48,10 +50,13 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """A tokenizer.json from elsewhere; it must be byte-level, so that bytes per token are exact.
+    """A tokenizer.json from elsewhere; it must be byte-level and keep text as it is, so that bytes per token are exact.
+
+    One that puts text into a normal form (NFC, as Qwen's) passes here: building a corpus refuses it where a document is
+    changed by that.
 
     Raises:
-        UserError: missing, not a tokenizer.json, or not byte-level.
+        UserError: missing, not a tokenizer.json, not byte-level, or one that changes letters or blanks.
     """
     from tokenizers import Tokenizer, decoders
 
@@ -63,6 +68,11 @@ def load_tokenizer(path: Path) -> Tokenizer:
         raise UserError(f"tokenizer {path} is no tokenizer.json: {error}") from error
     if not isinstance(tokenizer.decoder, decoders.ByteLevel):
         raise UserError(f"tokenizer {path} is not byte-level: it must be as those of GPT-2, Llama 3 or Qwen")
+    read_back = tokenizer.decode(tokenizer.encode(_PROBE, add_special_tokens=False).ids)
+    if read_back != _PROBE:
+        raise UserError(
+            f"tokenizer {path} changes text: {_PROBE!r} comes back as {read_back!r}; legal: one that does not"
+        )
     return tokenizer
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import sys
 import warnings
@@ -55,6 +54,22 @@ class Collected:
         entry = self.dropped.setdefault(reason, [0, 0])
         entry[0] += 1
         entry[1] += n_bytes
+
+    def facts(self, source: TextSource, split: dict[str, list[SpooledText]]) -> dict[str, object]:
+        """What the manifest says of the source, whose documents are now in the parts of `split`."""
+        kept = {name: [d for d in documents if d.source == source.name] for name, documents in split.items()}
+        return {
+            "name": source.name,
+            **source.facts,
+            "seen": {"documents": self.seen[0], "bytes": self.seen[1]},
+            "kept": {
+                name: {"documents": len(documents), "bytes": sum(d.n_bytes for d in documents)}
+                for name, documents in kept.items()
+            },
+            "dropped": {reason: {"documents": n, "bytes": size} for reason, (n, size) in sorted(self.dropped.items())},
+            "cap_bytes": source.cap_bytes,
+            "cap_reached": self.cap_reached,
+        }
 
 
 def collect(source: TextSource, spool: Path) -> Collected:
@@ -135,8 +150,3 @@ def _remember(sources: list[TextSource]) -> None:
 
 def _collect_remembered(index: int, spool: Path) -> Collected:
     return collect(_remembered[index], spool)
-
-
-def available_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -24,15 +24,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gatebench.cores import available_cores
 from gatebench.data.bpe import bytes_per_token, load_tokenizer, special_ids, train_bpe
-from gatebench.data.collect import Collected, SpooledText, available_cores, collect_all
+from gatebench.data.collect import Collected, SpooledText, collect_all
 from gatebench.data.documents import TextSource
 from gatebench.data.overlap import GRAM_LENGTH, GramStore, contained_shares, repeated_shares
 from gatebench.data.permutation import stable_hash
+from gatebench.data.rules import check_bytes, check_split
 from gatebench.data.shards import SHARD_BYTES, ShardWriter, file_facts
 from gatebench.data.split import Candidate, choose_heldout, heldout_shares
 from gatebench.data.tokens import FORMAT, FORMAT_VERSION, SPLITS, content_fingerprint
 from gatebench.errors import UserError
+from gatebench.files import read_object, write_atomic
 from gatebench.paths import cache_dir
 
 if TYPE_CHECKING:
@@ -56,10 +59,10 @@ class BuildOptions:
     """Text to hold out of each domain, within `heldout_shares`."""
     heldout_shares: tuple[float, float] = (0.001, 0.10)
     """Least and most of a domain to hold out."""
-    near_duplicate: float = 0.5
-    """Drop a document when this share of its 13-grams stands in earlier documents of its domain."""
-    overlap: float = 0.03
-    """Drop a training document that shares more than this of its 13-grams with held-out text."""
+    near_duplicate: float | None = 0.5
+    """Drop a document when this share of its 13-grams stands in earlier documents of its domain; None keeps all."""
+    overlap: float | None = 0.03
+    """Drop a training document that shares more than this of its 13-grams with held-out text; None keeps all."""
     overlap_templated: float = 0.12
     """The same for statutes, licences and API documentation."""
     bpe_bytes: int = 15_000_000
@@ -120,11 +123,11 @@ def build_if_stale(
 def is_up_to_date(out: Path, plan: CorpusPlan) -> bool:
     """Whether `out` holds a corpus built from the same inputs by the same rules."""
     try:
-        manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
+        manifest = read_object(out / "manifest.json")
         sizes = {name: (out / name).stat().st_size for name in manifest["files"]}
         complete = all(sizes[name] == facts["bytes"] for name, facts in manifest["files"].items())
         return bool(complete and manifest["build_key"] == plan.build_key)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
@@ -207,7 +210,7 @@ class _Build:
             members = [i for i, d in enumerate(documents) if d.domain == domain]
             shares = repeated_shares(grams.sets(members))
             for i, share in zip(members, shares, strict=True):
-                if share >= self.options.near_duplicate:
+                if self.options.near_duplicate is not None and share >= self.options.near_duplicate:
                     keep[i] = False
                     by_source[documents[i].source].drop("near_duplicate", documents[i].n_bytes)
         kept = np.flatnonzero(keep).tolist()
@@ -232,14 +235,16 @@ class _Build:
         train = []
         for i, share in zip(others, contained_shares(grams.sets(others), grams.sets(heldout)), strict=True):
             document = documents[i]
-            limit = self.options.overlap_templated if document.source in templated else self.options.overlap
-            if share > limit:
+            limit = self.options.overlap
+            if limit is not None and document.source in templated:
+                limit = self.options.overlap_templated
+            if limit is not None and share > limit:
                 by_source[document.source].drop("overlaps_heldout", document.n_bytes)
             else:
                 train.append(document)
-        if not train:
-            raise UserError(f"corpus {self.plan.name!r}: no training document is left; it needs more than one document")
-        return {"train": train, "heldout": [documents[i] for i in heldout]}
+        split = {"train": train, "heldout": [documents[i] for i in heldout]}
+        check_split(self.plan.name, split, {part.source: part.dropped for part in collected})
+        return split
 
     def tokenizer(self, train: list[SpooledText]) -> Tokenizer:
         if self.options.tokenizer is not None:
@@ -276,8 +281,13 @@ class _Build:
                 members = [d for d in split[name] if d.domain == domain]
                 writer = ShardWriter(self.root, name, domain, dtype, self.options.shard_bytes)
                 for batch in _batches(members):
-                    for encoding in tokenizer.encode_batch_fast([d.read() for d in batch], add_special_tokens=False):
-                        writer.add(np.array([*encoding.ids, eos_id], np.int64))
+                    texts = [document.read() for document in batch]
+                    for document, encoding in zip(
+                        batch, tokenizer.encode_batch_fast(texts, add_special_tokens=False), strict=True
+                    ):
+                        ids = np.array([*encoding.ids, eos_id], np.int64)
+                        check_bytes(document, int(sizes[ids].sum()), self.options.tokenizer)
+                        writer.add(ids)
                 domains[domain][name] = {**writer.close(), "bytes": sum(d.n_bytes for d in members)}
             self.log(f"encoded {domain}: {domains[domain]['train']['tokens']:,} training tokens")
         return domains
@@ -317,10 +327,7 @@ class _Build:
                 "eos_id": eos_id,
                 "library": f"tokenizers {tokenizers.__version__}",
             },
-            "sources": [
-                self.source_facts(source, part, split)
-                for source, part in zip(self.plan.sources, collected, strict=True)
-            ],
+            "sources": [part.facts(source, split) for source, part in zip(self.plan.sources, collected, strict=True)],
             "rules": {
                 "pipeline_version": PIPELINE_VERSION,
                 "gram_length": GRAM_LENGTH,
@@ -333,29 +340,15 @@ class _Build:
         }
         manifest["fingerprint"] = content_fingerprint(manifest)
         text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
-        (self.root / "manifest.json").write_text(text, encoding="utf-8")
-
-    def source_facts(
-        self, source: TextSource, part: Collected, split: dict[str, list[SpooledText]]
-    ) -> dict[str, object]:
-        kept = {name: [d for d in split[name] if d.source == source.name] for name in SPLITS}
-        return {
-            "name": source.name,
-            **source.facts,
-            "seen": {"documents": part.seen[0], "bytes": part.seen[1]},
-            "kept": {
-                name: {"documents": len(documents), "bytes": sum(d.n_bytes for d in documents)}
-                for name, documents in kept.items()
-            },
-            "dropped": {reason: {"documents": n, "bytes": size} for reason, (n, size) in sorted(part.dropped.items())},
-            "cap_bytes": source.cap_bytes,
-            "cap_reached": part.cap_reached,
-        }
+        write_atomic(self.root / "manifest.json", text)
 
 
 @contextmanager
 def _one_builder(out: Path) -> Iterator[None]:
-    """Hold the lock on a destination, and clear away what a killed build left beside it."""
+    """Hold the lock on a destination, and clear away what a killed build left beside it.
+
+    Runs have attempts for that; here the second process is to wait, for minutes, and then has nothing left to do.
+    """
     locks = cache_dir() / "locks"
     locks.mkdir(parents=True, exist_ok=True)
     with (locks / f"{out.name}-{stable_hash(out.resolve()):016x}.lock").open("w") as lock:

@@ -10,19 +10,9 @@ from pathlib import Path
 from gatebench.data.corpus import BuildOptions, CorpusPlan, Log, build_if_stale
 from gatebench.data.hub_documents import hub_source
 from gatebench.data.presets import PRESETS
-from gatebench.data.text_files import file_pins, local_source
+from gatebench.data.text_files import RecordReader, file_pins, local_source
 from gatebench.data.tokens import corpora_dir
 from gatebench.errors import UserError
-
-
-@dataclass(frozen=True)
-class Records:
-    """How documents lie in files or records: see `gatebench.data.text_files.local_source`."""
-
-    format: str = "auto"
-    text_field: str = "text"
-    domain_field: str | None = None
-    domain: str = "text"
 
 
 @dataclass(frozen=True)
@@ -36,7 +26,6 @@ class HubPart:
     max_bytes: int | None = None
 
 
-_RECORDS = Records()
 _OPTIONS = BuildOptions()
 
 
@@ -45,7 +34,8 @@ def build_custom(
     *,
     paths: Sequence[Path] = (),
     hub: HubPart | None = None,
-    records: Records = _RECORDS,
+    format: str = "auto",
+    records: RecordReader | None = None,
     options: BuildOptions = _OPTIONS,
     out: Path | None = None,
     force: bool = False,
@@ -61,17 +51,11 @@ def build_custom(
     if name in PRESETS:
         raise UserError(f"name {name!r} is a preset's: take another one")
     sources = []
-    pins: dict[str, object] = {"records": repr(records)}
+    records = records or RecordReader()
+    fields = f"text_field={records.text_field!r}, domain_field={records.domain_field!r}, domain={records.domain!r}"
+    pins: dict[str, object] = {"records": f"Records(format={format!r}, {fields})"}
     if paths:
-        sources.append(
-            local_source(
-                paths,
-                format=records.format,
-                text_field=records.text_field,
-                domain_field=records.domain_field,
-                domain=records.domain,
-            )
-        )
+        sources.append(local_source(paths, format=format, records=records))
         pins["files"] = file_pins(paths)
     if hub is not None:
         sources.append(
@@ -79,9 +63,7 @@ def build_custom(
                 hub.dataset,
                 config=hub.config,
                 split=hub.split,
-                text_field=records.text_field,
-                domain_field=records.domain_field,
-                domain=records.domain,
+                records=records,
                 max_docs=hub.max_docs,
                 max_bytes=hub.max_bytes,
             )

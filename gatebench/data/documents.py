@@ -20,15 +20,17 @@ _ENGLISH = frozenset(
 
 @dataclass(frozen=True)
 class Document:
-    """`key` is stable and unique in its source; documents whose keys agree up to the first "#" are split together."""
+    """`key` is stable and unique in its source; documents of one `group` are on one side of the held-out split."""
 
     key: str
     text: str
     domain: str
+    group: str = ""
+    """Empty for a document that is split by itself."""
 
     @property
     def split_key(self) -> str:
-        return self.key.split("#", 1)[0]
+        return self.group or self.key
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gatebench.data.documents import Document, TextSource
-from gatebench.data.text_files import document_of
+from gatebench.data.text_files import RecordReader
 from gatebench.errors import UserError
 
 
@@ -15,9 +15,7 @@ def hub_source(
     *,
     config: str | None = None,
     split: str = "train",
-    text_field: str = "text",
-    domain_field: str | None = None,
-    domain: str = "text",
+    records: RecordReader | None = None,
     max_docs: int | None = None,
     max_bytes: int | None = None,
 ) -> TextSource:
@@ -26,20 +24,20 @@ def hub_source(
     Raises:
         UserError: `datasets` is not installed, or while reading: no network, an unknown data set, a missing field.
     """
+    records = records or RecordReader()
     try:
         import datasets
     except ImportError as error:
         raise UserError(f"hub data set {dataset!r} needs the extra `hub`: pip install 'gatebench[hub]'") from error
 
     def read() -> Iterator[Document]:
-        seen: Counter[str] = Counter()
+        reader = replace(records)  # keys count anew each time
         try:
             rows = datasets.load_dataset(dataset, config, split=split, streaming=True)
             for number, row in enumerate(rows):
                 if max_docs is not None and number >= max_docs:
                     break
-                where = f"hub data set {dataset!r} record {number}"
-                yield document_of(row, where, seen, text_field=text_field, domain_field=domain_field, domain=domain)
+                yield reader.document(row, f"hub data set {dataset!r} record {number}")
         except UserError:
             raise
         except Exception as error:  # network, authentication, unknown names: the library has no common type for them
@@ -50,7 +48,7 @@ def hub_source(
 
     facts: dict[str, object] = {
         "kind": "hub data set",
-        "domain": domain if domain_field is None else f"by {domain_field}",
+        "domain": records.domain if records.domain_field is None else f"by {records.domain_field}",
         "dataset": dataset,
         "config": config,
         "split": split,

@@ -66,13 +66,6 @@ class GramStore:
         if self._total > self.limit:
             self.thin(self.one_in * 2)
 
-    def extend(self, other: GramStore) -> None:
-        """Append another store's documents; both are thinned to the sparser of the two samples."""
-        one_in = max(self.one_in, other.one_in)
-        self.thin(one_in)
-        for grams in other._sets:
-            self.add(grams)
-
     def thin(self, one_in: int) -> None:
         """Keep the grams whose hash is a multiple of `one_in`, a power of two."""
         if one_in > self.one_in:
@@ -85,9 +78,6 @@ class GramStore:
 
     def _sampled(self, grams: Grams) -> Grams:
         return grams if self.one_in == 1 else grams[grams & np.uint64(self.one_in - 1) == 0]
-
-    def __len__(self) -> int:
-        return len(self._sets)
 
 
 def repeated_shares(sets: Sequence[Grams]) -> NDArray[np.float64]:

@@ -29,7 +29,7 @@ NOISE = ("Rain fell on the hill.", "The road was long.", "Nobody came by.", "The
 
 
 @dataclass(frozen=True)
-class Wording:
+class Phrasing:
     """How facts and questions are put; an answer is a blank and the value."""
 
     head: str
@@ -38,15 +38,15 @@ class Wording:
     """Up to its answer."""
 
 
-WORDINGS = (
-    Wording(
+PHRASINGS = (
+    Phrasing(
         "Remember each number in this text.\n",
         "The number of {key} is {value}.",
         "\nWhat is the number of {key}? The number of {key} is",
     ),
-    Wording("", "{key}: {value}.", "\n{key}:"),
-    Wording("A list of codes.\n", "The code of {key} is {value}.", "\nThe code of {key} is"),
-    Wording("", "{key} = {value};", "\nprint {key} ="),
+    Phrasing("", "{key}: {value}.", "\n{key}:"),
+    Phrasing("A list of codes.\n", "The code of {key} is {value}.", "\nThe code of {key} is"),
+    Phrasing("", "{key} = {value};", "\nprint {key} ="),
 )
 """The first is RULER's needle in our wording (`evaluation/ruler/templates.py`)."""
 
@@ -103,10 +103,10 @@ class RetrievalDocuments:
         """Return the tokens of one fact and its question in the longest wording, for one key and value."""
         key, value = "zuzu", "9876543"[: self.config.digits]
         return max(
-            len(self._encode(wording.head))
-            + len(self._encode(joiner + wording.fact.format(key=key, value=value)))
-            + len(self._question(wording, key, value)[0])
-            for wording in WORDINGS
+            len(self._encode(phrasing.head))
+            + len(self._encode(joiner + phrasing.fact.format(key=key, value=value)))
+            + len(self._question(phrasing, key, value)[0])
+            for phrasing in PHRASINGS
             for joiner in JOINERS
         )
 
@@ -139,14 +139,14 @@ class RetrievalDocuments:
 
         Raises UserError where these do not fit the window.
         """
-        wording = rng.choice(WORDINGS)
+        phrasing = rng.choice(PHRASINGS)
         joiner = rng.choice(JOINERS)
         n_facts = rng.randint(1, self.config.max_facts)
         keys = _keys(rng, n_facts)
         pairs = list(zip(keys, draw_numbers(rng, self.config.digits, n_facts), strict=True))
-        head = self._encode(wording.head)
-        facts = [self._encode(joiner + wording.fact.format(key=key, value=value)) for key, value in pairs]
-        questions = [self._question(wording, *pair) for pair in pairs]
+        head = self._encode(phrasing.head)
+        facts = [self._encode(joiner + phrasing.fact.format(key=key, value=value)) for key, value in pairs]
+        questions = [self._question(phrasing, *pair) for pair in pairs]
         every = self.config.question_every if self.split == "train" else None
         if every is None:
             asked = rng.sample(range(n_facts), n_facts)
@@ -175,9 +175,9 @@ class RetrievalDocuments:
             np.concatenate([np.zeros(len(head) + len(context), bool), *marks]),
         )
 
-    def _question(self, wording: Wording, key: str, value: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def _question(self, phrasing: Phrasing, key: str, value: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return a question with its answer and a full stop, and which tokens are the answer."""
-        asked, answer = self._encode(wording.question.format(key=key)), self._encode(f" {value}")
+        asked, answer = self._encode(phrasing.question.format(key=key)), self._encode(f" {value}")
         text = np.concatenate([asked, answer, self._encode(".")])
         position = np.arange(len(text))
         return text, (position >= len(asked)) & (position < len(asked) + len(answer))

@@ -64,8 +64,6 @@ class ShardWriter:
 
 def file_facts(path: Path) -> dict[str, object]:
     """Size and sha256 of a file, as the manifest holds them."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
+        digest = hashlib.file_digest(file, "sha256")
     return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}

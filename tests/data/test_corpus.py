@@ -89,8 +89,8 @@ def test_training_documents_that_overlap_with_heldout_are_dropped(build: Build, 
 
 def test_documents_of_one_split_key_stay_together_across_sources(tmp_path: Path) -> None:
     """As SymPy's code and docstrings: two sources, two domains, one side."""
-    code = [Document(f"m{i}.py#code", prose(i), "code") for i in range(100)]
-    docs = [Document(f"m{i}.py#docstrings", prose(1000 + i), "math") for i in range(100)]
+    code = [Document(f"m{i}.py#code", prose(i), "code", group=f"m{i}.py") for i in range(100)]
+    docs = [Document(f"m{i}.py#docstrings", prose(1000 + i), "math", group=f"m{i}.py") for i in range(100)]
     sources = tuple(TextSource(n, lambda d=d: iter(d), {"kind": "made"}) for n, d in (("code", code), ("docs", docs)))  # type: ignore[misc]
     plan = CorpusPlan("pair", sources, BuildOptions(vocab_size=300), {})
     corpus = Corpus.open(build_corpus(plan, tmp_path / "pair", log=lambda line: None))

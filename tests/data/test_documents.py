@@ -23,8 +23,9 @@ def test_clean_text(raw: str, clean: str) -> None:
     assert clean_text(raw) == clean
 
 
-def test_documents_that_agree_up_to_the_mark_split_together() -> None:
-    assert Document("a.py#code", "", "code").split_key == Document("a.py#docstrings", "", "math").split_key == "a.py"
+def test_documents_of_a_group_split_together_and_a_mark_in_a_name_means_nothing() -> None:
+    assert Document("a.py#code", "", "code", group="a.py").split_key == "a.py"
+    assert len({Document(f"issue #{i}.txt", "", "text").split_key for i in range(3)}) == 3
 
 
 def test_languages() -> None:

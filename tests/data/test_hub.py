@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gatebench.data.hub_documents import hub_source
+from gatebench.data.text_files import RecordReader
 from gatebench.errors import UserError
 
 
@@ -30,7 +31,7 @@ def datasets(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.usefixtures("datasets")
 def test_streams_until_max_docs() -> None:
-    source = hub_source("org/web", config="sample", domain_field="meta.set", max_docs=3)
+    source = hub_source("org/web", config="sample", records=RecordReader(domain_field="meta.set"), max_docs=3)
     assert [(d.text, d.domain) for d in source.read()] == [(f"sample train {i}", "web") for i in range(3)]
 
 
@@ -51,7 +52,7 @@ def test_an_unreachable_data_set_is_one_line() -> None:
 @pytest.mark.usefixtures("datasets")
 def test_a_wrong_field_is_named() -> None:
     with pytest.raises(UserError, match=r"'org/web' record 0: no field 'content' \(text-field\); it has meta, text"):
-        list(hub_source("org/web", text_field="content").read())
+        list(hub_source("org/web", records=RecordReader(text_field="content")).read())
 
 
 def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from gatebench.config import DataConfig, RetrievalConfig
 from gatebench.data.reading import training_windows
-from gatebench.data.retrieval_documents import WORDINGS, RetrievalDocuments, RetrievalWindows, draw_numbers
+from gatebench.data.retrieval_documents import PHRASINGS, RetrievalDocuments, RetrievalWindows, draw_numbers
 from gatebench.data.tokens import Corpus, TrainingWindows
 from gatebench.errors import UserError
 from gatebench.evaluation.document_answers import N_DOCUMENTS, answer_accuracy
-from gatebench.evaluation.ruler.templates import wording
+from gatebench.evaluation.ruler.templates import templates_of
 from gatebench.recipes import make_run
 from tests.training.tiny_run import tiny_corpus
 
@@ -83,7 +83,7 @@ def n_answers(is_answer: np.ndarray) -> int:  # type: ignore[type-arg]
     return int((is_answer & ~np.append(False, is_answer[:-1])).sum())
 
 
-QUESTION = "|".join(f"{re.escape(one.question).replace(re.escape('{key}'), '([a-z]{4})')} [0-9]" for one in WORDINGS)
+QUESTION = "|".join(f"{re.escape(one.question).replace(re.escape('{key}'), '([a-z]{4})')} [0-9]" for one in PHRASINGS)
 PASSKEYS = RetrievalConfig(max_facts=1, digits=1, shortest=24, question_every=12)
 
 
@@ -115,12 +115,12 @@ def test_numbers_repeat_only_where_there_are_too_few() -> None:
 
 
 def test_the_first_wording_is_that_of_ruler() -> None:
-    prompt = wording("gatebench")
+    prompt = templates_of("gatebench")
     fields = {"kind": "number", "query": "bako", "context": "CONTEXT"}
-    ours = f"{WORDINGS[0].head}CONTEXT{WORDINGS[0].question.format(key='bako')}"
+    ours = f"{PHRASINGS[0].head}CONTEXT{PHRASINGS[0].question.format(key='bako')}"
     assert prompt.one_value.text(**fields) == ours
     needle = {"kind": "number", "kinds": "numbers", "key": "bako", "value": "1234567"}
-    assert prompt.needle.format(**needle) == WORDINGS[0].fact.format(key="bako", value="1234567")
+    assert prompt.needle.format(**needle) == PHRASINGS[0].fact.format(key="bako", value="1234567")
 
 
 def test_a_window_that_holds_no_fact_is_refused(corpus: Corpus) -> None:

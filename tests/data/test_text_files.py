@@ -9,12 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from gatebench.data.documents import Document
-from gatebench.data.text_files import file_pins, local_source
+from gatebench.data.text_files import RecordReader, file_pins, local_source
 from gatebench.errors import UserError
 
 
-def read(*paths: Path, **options: str) -> list[Document]:
-    return list(local_source(paths, **options).read())  # type: ignore[arg-type]
+def read(*paths: Path, format: str = "auto", **fields: str) -> list[Document]:
+    return list(local_source(paths, format=format, records=RecordReader(**fields)).read())
 
 
 def write_jsonl(path: Path, *rows: object) -> Path:
