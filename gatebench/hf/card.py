@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gatebench import recipes, variants
+from gatebench import metrics, recipes, variants
 from gatebench.config import RunConfig
 from gatebench.training.rundir import RunDirectory
 
@@ -16,26 +16,30 @@ tokenizer = AutoTokenizer.from_pretrained(folder)"""
 OURS = """import gatebench.hf
 
 model, tokenizer = gatebench.hf.load(folder)"""
+REMOTE = """
+Read by gatebench: `pip install 'gatebench[hf]'`, then
+
+```python
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+```
+"""
+"""What the card of a model that transformers cannot load alone says first."""
 HOW = {
     "qwen3": ("A stock Qwen3 (or Qwen3-MoE): transformers loads it without gatebench.", STOCK),
     "released": ("The layout of the paper's released code: queries and gates fused in `q_proj`, per KV head.", OURS),
     "gatebench": ("A gatebench directory; `import gatebench.hf` also registers the Auto classes.", OURS),
 }
-METRICS = (
-    ("Avg PPL (held-out, mean over domains)", "avg_ppl", ".2f"),
-    ("Avg bits per byte", "avg_bpb", ".4f"),
-    ("first-token share", "first_token_share", ".4f"),
-    ("its floor, under uniform attention", "first_token_floor", ".4f"),
-    ("M-Act", "m_act", ".1f"),
-    ("mean gate", "gate_mean", ".3f"),
-)
-"""What the card calls a metric, its key in summary.json, its format."""
+METRICS = ("avg_ppl", "avg_bpb", "first_token_share", "first_token_floor", "m_act", "gate_mean")
 _FRONT = "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- gatebench\n- gated-attention\n---\n"
 
 
 def imported_card(source: str, variant: str, layout: str) -> str:
     """Return the card of a model that was not trained here."""
-    return f"{_FRONT}\n# {variant}\n\nImported from `{source}` and exported again by gatebench.\n\n{_use(layout)}"
+    return (
+        f"{_front(layout)}\n# {variant}\n\nImported from `{source}` and exported again by gatebench.\n\n{_use(layout)}"
+    )
 
 
 def run_card(run_dir: Path, layout: str) -> str:
@@ -45,7 +49,7 @@ def run_card(run_dir: Path, layout: str) -> str:
     variant = variants.get(config.variant)
     equations = [*variant.design.equations, *(gate.equation for gate in variant.gates)]
     parts = [
-        f"{_FRONT}\n# {variant.name}, {config.recipe}, seed {config.seed}\n",
+        f"{_front(layout)}\n# {variant.name}, {config.recipe}, seed {config.seed}\n",
         f"Trained by gatebench {summary['gatebench_version']} (commit `{summary['git_commit']}`"
         f"{', with uncommitted changes' if summary['git_dirty'] else ''}) as run `{directory.name}`: a small research "
         "model, for comparing attention designs.\n",
@@ -63,6 +67,10 @@ def run_card(run_dir: Path, layout: str) -> str:
     return "\n".join(parts)
 
 
+def _front(layout: str) -> str:
+    return _FRONT if layout == "qwen3" else _FRONT + REMOTE
+
+
 def _use(layout: str) -> str:
     sentence, code = HOW[layout]
     return f"{sentence}\n\n```python\n{code}\n```\n"
@@ -77,6 +85,7 @@ def _data(config: RunConfig, summary: dict[str, Any]) -> str:
 
 
 def _metrics(summary: dict[str, Any]) -> str:
-    rows = [(name, format(summary[key], form)) for name, key, form in METRICS if summary.get(key) is not None]
-    rows += [(f"PPL, {key[4:]}", format(value, ".2f")) for key, value in summary.items() if key.startswith("ppl/")]
-    return "\n".join(["| metric | value |", "|---|---:|", *(f"| {name} | {value} |" for name, value in rows), ""])
+    keys = [*METRICS, *(key for key in summary if key.startswith("ppl/"))]
+    shown = [metrics.get(key) for key in keys if summary.get(key) is not None]
+    rows = [f"| {metric.title} | {metric.text(summary[metric.key])} | {metric.meaning} |" for metric in shown]
+    return "\n".join(["| metric | value | meaning |", "|---|---:|---|", *rows, ""])

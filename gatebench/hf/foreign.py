@@ -6,6 +6,7 @@ Whatever would change the result and cannot be represented is refused.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any
 
 from pydantic import ValidationError
@@ -26,6 +27,13 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
 }
 """model_type -> what reads it, apart from gatebench's own."""
 LEGAL = "gatebench, qwen3 (stock, or with the released code's gates), qwen3_moe, qwen3_next (full-attention layers)"
+EXPERT_WORDS = {
+    "n_experts": "num_experts",
+    "top_k": "num_experts_per_tok",
+    "expert_dim": "moe_intermediate_size",
+    "norm_topk_prob": "norm_topk_prob",
+}
+"""A key of `model.moe` -> what transformers calls it."""
 RELEASED_FLAGS = ("headwise_attn_output_gate", "elementwise_attn_output_gate", "qkv_bias", "use_qk_norm")
 RELEASED_GATES = {GateSpec("g1", "headwise"): "g1_headwise", GateSpec("g1", "elementwise"): "g1_elementwise"}
 
@@ -42,23 +50,25 @@ class Foreign:
 def read(content: dict[str, Any], source: str) -> Foreign:
     """Return what `content`, a config.json, says. Raises UserError, naming `source`, for what we cannot represent."""
     kind = content.get("model_type")
-    if kind not in CONFIGS:
+    if not isinstance(kind, str) or kind not in CONFIGS:
         raise UserError(f"{source}: model_type={kind!r} is not one that can be read; legal: {LEGAL}")
     try:
         config: Any = CONFIGS[kind].from_dict(content)
     except Exception as error:  # transformers has several for this
-        raise UserError(f"{source}: bad config.json ({' '.join(str(error).split())[:200]})") from None
+        reason = shorten(" ".join(str(error).split()), 200, placeholder=" ...")
+        raise UserError(f"{source}: bad config.json ({reason})") from None
+    for flag in RELEASED_FLAGS:
+        if not isinstance(content.get(flag, False), bool):
+            raise UserError(f"{source}: {flag}={content[flag]!r}; legal: true, false")
     released = kind == "qwen3" and any(flag in content for flag in RELEASED_FLAGS)
     for problem in _problems(config, kind):
         raise UserError(f"{source}: {problem}")
     theta, scaling = _rope(config, source)
-    variant = "baseline"
+    # Headwise wins where both are set.
+    gates = [gate for gate in ("headwise", "elementwise") if released and content.get(f"{gate}_attn_output_gate")]
     if kind == "qwen3_next":
-        variant = "g1_elementwise"
-    elif released and content.get("headwise_attn_output_gate"):  # which wins where both are set
-        variant = "g1_headwise"
-    elif released and content.get("elementwise_attn_output_gate"):
-        variant = "g1_elementwise"
+        gates = ["elementwise"]
+    variant = f"g1_{gates[0]}" if gates else "baseline"
     words: dict[str, Any] = {
         **{ours: getattr(config, theirs, None) for ours, theirs in THEIR_WORDS.items()},
         "head_dim": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
@@ -69,14 +79,8 @@ def read(content: dict[str, Any], source: str) -> Foreign:
         "norm_eps": config.rms_norm_eps,
     }
     if kind == "qwen3_moe":
-        words["moe"] = {
-            "n_experts": config.num_experts,
-            "top_k": config.num_experts_per_tok,
-            "expert_dim": config.moe_intermediate_size,
-            "norm_topk_prob": config.norm_topk_prob,
-            "lbl_coef": config.router_aux_loss_coef,
-            "lbl_convention": "transformers",
-        }
+        words["moe"] = {ours: getattr(config, theirs) for ours, theirs in EXPERT_WORDS.items()}
+        words["moe"] |= {"lbl_coef": config.router_aux_loss_coef, "lbl_convention": "transformers"}
         words["ffn_dim"] = config.moe_intermediate_size
     try:
         shape = ModelConfig.model_validate(words)
@@ -87,33 +91,35 @@ def read(content: dict[str, Any], source: str) -> Foreign:
 
 def _problems(config: Any, kind: str) -> list[str]:
     """Return a line for everything in a config, except RoPE, that changes the result and that we do not have."""
-    n_layers, found = config.num_hidden_layers, []
+    problems = []
     if config.hidden_act != "silu":
-        found.append(f"hidden_act={config.hidden_act!r}; legal: silu")
+        problems.append(f"hidden_act={config.hidden_act!r}; legal: silu")
     types = getattr(config, "layer_types", None) or []
     if other := sorted(set(types) - {"full_attention"}):
-        found.append(f"layer_types: layer {types.index(other[0])} is {other[0]}; legal: full_attention in every layer")
+        problems.append(
+            f"layer_types: layer {types.index(other[0])} is {other[0]}; legal: full_attention in every layer"
+        )
     elif getattr(config, "use_sliding_window", False) and config.sliding_window and not types:
-        found.append(f"sliding_window={config.sliding_window} is in use; legal: use_sliding_window=false")
+        problems.append(f"sliding_window={config.sliding_window} is in use; legal: use_sliding_window=false")
     if kind == "qwen3":
-        return found
+        return problems
     dense = set(config.mlp_only_layers or [])
     if kind == "qwen3_moe" and (dense or config.decoder_sparse_step != 1):
-        found.append(
+        problems.append(
             "mlp_only_layers or decoder_sparse_step leave layers without experts; legal: experts in all or none"
         )
-    if kind == "qwen3_next" and config.num_experts and not dense.issuperset(range(n_layers)):
-        found.append("its experts have a shared one, which is not supported; legal: num_experts=0")
-    return found
+    if kind == "qwen3_next" and config.num_experts and not dense.issuperset(range(config.num_hidden_layers)):
+        problems.append("its experts have a shared one, which is not supported; legal: num_experts=0")
+    return problems
 
 
-def _rope(config: Any, source: str) -> tuple[float, dict[str, Any] | None]:
+def _rope(config: Any, source: str) -> tuple[Any, dict[str, Any] | None]:
     """Return base and scaling of the rotary embedding. Raises UserError for any but plain RoPE and YaRN on whole heads.
 
     The kinds (linear, dynamic, YaRN, ...) are told apart here, and only here.
     """
     rope = dict(config.rope_parameters)
-    theta, partial = float(rope.pop("rope_theta")), rope.pop("partial_rotary_factor", None)
+    theta, partial = rope.pop("rope_theta"), rope.pop("partial_rotary_factor", None)
     partial = partial or getattr(config, "partial_rotary_factor", None) or 1.0
     if partial != 1.0:
         raise UserError(f"{source}: partial_rotary_factor={partial}: part of a head is rotated; legal: 1.0")
@@ -159,15 +165,12 @@ def write(shape: ModelConfig, variant: variants.Variant, layout: Layout, dtype: 
         "use_cache": True,
         "torch_dtype": dtype,
     }
+    if (scaling := shape.rope_scaling) is not None:
+        # transformers 4 divides these two, whatever the factor says
+        content["max_position_embeddings"] = round(scaling.factor * scaling.original_max_position_embeddings)
     if shape.moe is not None:
-        content |= {
-            "num_experts": shape.moe.n_experts,
-            "num_experts_per_tok": shape.moe.top_k,
-            "moe_intermediate_size": shape.moe.expert_dim,
-            "norm_topk_prob": shape.moe.norm_topk_prob,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": [],
-        }
+        content |= {theirs: getattr(shape.moe, ours) for ours, theirs in EXPERT_WORDS.items()}
+        content |= {"decoder_sparse_step": 1, "mlp_only_layers": []}
     if layout is RELEASED:
         content |= {
             "qkv_bias": shape.qkv_bias,

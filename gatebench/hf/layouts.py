@@ -82,6 +82,7 @@ def their_name(ours: str) -> str:
 def from_layout(theirs: Mapping[str, Tensor], shape: ModelConfig, layout: Layout) -> dict[str, Tensor]:
     """Return `Transformer`'s state dict of the checkpoint `theirs`; names that are not ours are left for the caller.
 
+    Norm weights that are stored as an offset come back in fp32.
     Raises RuntimeError (torch's) where rows or experts do not come out even.
     """
     ours: dict[str, Tensor] = {}
@@ -92,7 +93,7 @@ def from_layout(theirs: Mapping[str, Tensor], shape: ModelConfig, layout: Layout
             if len(gates):
                 ours[renamed.replace("q_proj", GATE)] = gates
         elif layout.norm_offset and "norm." in renamed:
-            ours[renamed] = tensor + layout.norm_offset
+            ours[renamed] = _widened(tensor) + layout.norm_offset
         else:
             ours[renamed] = tensor
     return ours if shape.moe is None else _with_experts_stacked(ours, shape.moe.n_experts)
@@ -109,8 +110,15 @@ def to_layout(ours: Mapping[str, Tensor], shape: ModelConfig, layout: Layout) ->
             continue
         if ".q_proj." in name and (gates := ours.get(name.replace("q_proj", GATE))) is not None:
             tensor = fuse(tensor, gates, layout.groups(shape))
-        theirs[their_name(name)] = tensor - layout.norm_offset if "norm." in name and layout.norm_offset else tensor
+        if layout.norm_offset and "norm." in name:
+            tensor = _widened(tensor) - layout.norm_offset
+        theirs[their_name(name)] = tensor
     return theirs
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """Return the tensor in fp32 at least: near 1, bf16 has steps of 1/128, which swallow what a norm stores."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _with_experts_stacked(ours: dict[str, Tensor], n_experts: int) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Tokenizers of transformers: a corpus's as one of them, and whether one adds BOS."""
+"""Tokenizers of transformers: a corpus's as one of them, and what one puts before a text."""
 
 from __future__ import annotations
 
@@ -7,9 +7,21 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from gatebench.data.tokens import Corpus
 
 
+def prefix_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the ids that the tokenizer puts before every text, BOS as a rule; none where it puts none.
+
+    They are read off what it does: which names its configuration gives to tokens says nothing about that.
+    """
+    whole, text = tokenizer("a").input_ids, tokenizer("a", add_special_tokens=False).input_ids
+    starts = range(len(whole) - len(text) + 1)
+    start = next((n for n in starts if whole[n : n + len(text)] == text), None)
+    ids: list[int] = tokenizer("").input_ids if start is None else whole[:start]
+    return ids
+
+
 def adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Say whether a text begins with BOS as the tokenizer encodes it."""
-    return tokenizer.bos_token_id is not None and tokenizer("a").input_ids[0] == tokenizer.bos_token_id
+    """Say whether every text begins with BOS, or with several such tokens, as the tokenizer encodes it."""
+    return bool(prefix_ids(tokenizer))
 
 
 def corpus_tokenizer(corpus: Corpus, *, bos: bool, length: int) -> PreTrainedTokenizerFast:

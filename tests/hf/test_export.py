@@ -99,8 +99,8 @@ def test_the_card_has_recipe_data_metrics_and_commit(runs: dict[str, Path], tmp_
         "Y_h' = Y_h ⊙ σ(X W_θ,h)",
         f"commit `{summary['git_commit']}`",
         f"fingerprint `{summary['corpus_fingerprint']}`",
-        f"| Avg PPL (held-out, mean over domains) | {summary['avg_ppl']:.2f} |",
-        f"| PPL, law | {summary['ppl/law']:.2f} |",
+        f"| Avg PPL | {summary['avg_ppl']:.2f} |",
+        f"| PPL law | {summary['ppl/law']:.2f} |",
         f"{summary['n_params']:,} parameters",
         "  warmup_steps: 5",
     ):

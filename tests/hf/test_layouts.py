@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
 import gatebench.hf
-from gatebench.hf.layouts import QWEN3_NEXT, RELEASED, Layout, fuse, split_fused
+from gatebench.config import ModelConfig
+from gatebench.hf.layouts import QWEN3_NEXT, RELEASED, Layout, from_layout, fuse, split_fused, to_layout
 from tests.hf.models import wrapped
 from tests.model.shapes import TINY, token_ids
 
@@ -102,3 +103,32 @@ def test_qwen3_next_full_attention_layers(tmp_path: Path) -> None:
         expected = theirs(ids).logits
         assert expected.std() > 0.1
         torch.testing.assert_close(ours(ids).logits, expected, atol=1e-5, rtol=0)
+
+
+def test_an_offset_of_a_norm_is_added_in_fp32_and_taken_off_again() -> None:
+    """1 + 7/2048 is 1.00341796875; bf16 has nothing between 1 and 1.0078125."""
+    stored = {"model.norm.weight": torch.full((8,), 7 / 2048, dtype=torch.bfloat16)}
+    ours = from_layout(stored, ModelConfig(), QWEN3_NEXT)
+    assert ours["norm.weight"].tolist() == [1.00341796875] * 8
+    again = to_layout(ours, ModelConfig(), QWEN3_NEXT)["model.norm.weight"]
+    assert torch.equal(again, stored["model.norm.weight"].float())
+    narrow = {"norm.weight": torch.full((8,), 0.1, dtype=torch.bfloat16)}
+    expected = narrow["norm.weight"].double() - 1
+    assert torch.equal(to_layout(narrow, ModelConfig(), QWEN3_NEXT)["model.norm.weight"].double(), expected)
+    double = {"model.norm.weight": torch.full((8,), 1e-9, dtype=torch.float64)}
+    assert from_layout(double, ModelConfig(), QWEN3_NEXT)["norm.weight"][0] == 1 + 1e-9
+
+
+@torch.no_grad()
+def test_a_qwen3_next_in_bf16_has_its_norms_as_transformers_has_them(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    theirs = Qwen3NextForCausalLM(next_config()).eval()
+    for key, parameter in theirs.named_parameters():
+        if key.endswith("norm.weight"):
+            parameter.uniform_(-0.01, 0.01)
+    theirs.bfloat16().save_pretrained(tmp_path / "next")
+    ours, _ = gatebench.hf.load(tmp_path / "next")
+    theirs = Qwen3NextForCausalLM.from_pretrained(tmp_path / "next", dtype=torch.float32)
+    ids = token_ids(batch=2, length=11)
+    torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, atol=1e-5, rtol=0)
+    assert ours.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=1).shape == (2, 15)

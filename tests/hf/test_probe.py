@@ -84,6 +84,8 @@ def test_a_text_is_read_and_everything_is_written(exported: dict[str, Path], tmp
     found = json.loads((tmp_path / "out" / "baseline" / "probe" / "probes.json").read_text(encoding="utf-8"))
     assert found["first_token_share"] == pytest.approx(expected["first_token_share"], rel=1e-5)
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"destinations.md", "baseline", "g1_headwise"}
+    facts_line = (tmp_path / "out" / "destinations.md").read_text(encoding="utf-8").splitlines()[2]
+    assert facts_line.startswith("Corpus text.txt; BOS; context 16;") and facts_line.endswith(" tokens probed.")
 
 
 def test_refusals(exported: dict[str, Path], tmp_path: Path) -> None:
@@ -99,6 +101,8 @@ def test_refusals(exported: dict[str, Path], tmp_path: Path) -> None:
         (run, "--text", text): f"--text {text}: goes with checkpoints; legal: a run reads the held-out documents",
         (tmp_path / "mute",): f"{tmp_path / 'mute'}: has no tokenizer",
         ("owner/name",): "owner/name: no such directory, and the hub does not have it or cannot be reached",
+        ("owner/name/folder",): "owner/name/folder: no such directory, and the hub does not have it or cannot be",
+        ("tests/hf/nothing",): "tests/hf/nothing: no such directory; legal: a run directory",
         (tmp_path / "nothing",): f"{tmp_path / 'nothing'}: no such directory; legal: a run directory",
     }
     for words, message in cases.items():

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qw
 import gatebench.hf
 from gatebench.hf import GatebenchForCausalLM
 from tests.hf.models import LENGTHS, padded_batch, wrapped
+from tests.model.shapes import token_ids
 
 SHAPES: dict[str, dict[str, Any]] = {
     "one-query-head-a-kv-head": {"n_kv_heads": 4},
@@ -140,3 +141,27 @@ def test_generation_is_stock_transformers_own(tmp_path: Path) -> None:
     for how in ({"do_sample": False}, {"num_beams": 3, "do_sample": False}):
         made = [m.generate(ids, attention_mask=mask, max_new_tokens=9, **how) for m in (ours, theirs)]
         assert made[0].shape == (3, 20) and torch.equal(*made)
+
+
+@torch.no_grad()
+def test_one_normalised_expert_has_weight_one(tmp_path: Path) -> None:
+    """Training refuses it, since its loss teaches the router nothing; as a model it is what transformers computes."""
+    config = Qwen3MoeConfig(
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=64,
+        moe_intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=1,
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+        tie_word_embeddings=False,
+    )
+    theirs = Qwen3MoeForCausalLM(config).eval()
+    theirs.save_pretrained(tmp_path / "one")
+    ours, _ = gatebench.hf.load(tmp_path / "one")
+    torch.testing.assert_close(ours(token_ids()).logits, theirs(token_ids()).logits, atol=1e-5, rtol=0)

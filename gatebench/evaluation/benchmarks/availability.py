@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from gatebench.errors import UserError
-from gatebench.evaluation.benchmarks.suites import PAPER
+from gatebench.evaluation.benchmarks.checkpoint import Checkpoint
+from gatebench.evaluation.benchmarks.suites import BUNDLED, PAPER, Options, of_suite
 
 PATIENCE_S = 1.5
 _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
@@ -25,6 +26,21 @@ def check_installed() -> None:
     if lacking := [name for name in ("lm_eval", "datasets", "accelerate", "peft") if find_spec(name) is None]:
         raise UserError(
             f"benchmarks need {', '.join(lacking)}; the extra `benchmarks` has all: pip install 'gatebench[benchmarks]'"
+        )
+
+
+def check_data(checkpoints: Sequence[Checkpoint], names: Sequence[str], suite: str, options: Options) -> None:
+    """Go offline where the hub is not needed or does not answer, and refuse what is then not to be had.
+
+    A task that every checkpoint has a result of needs no data. Raises UserError for a task of the paper's whose data
+    set is missing.
+    """
+    of_hub = suite == "paper" or any(not name.startswith(BUNDLED) for name in names)
+    go_offline_unless_reachable(needed=of_hub or not all(Path(one.source).is_dir() for one in checkpoints))
+    if options.task_dir is None:
+        asked = names or (of_suite("paper", context=0, unsafe_code=options.unsafe_code) if suite == "paper" else ())
+        refuse_missing(
+            task for task in asked if not all((one.folder / f"{task}.json").is_file() for one in checkpoints)
         )
 
 
@@ -57,12 +73,11 @@ def is_here(data_set: str) -> bool:
     return (Path(constants.HF_HUB_CACHE) / f"datasets--{owner}--{name}").is_dir() or any(prepared.glob(f"{owner}___*"))
 
 
-def missing(task: str, data_set: str | None, reason: str) -> UserError:
-    """Return the error for a task that cannot be loaded, or whose data set cannot be read."""
-    where = "cannot be loaded" if data_set is None else f"data set {data_set} cannot be read"
+def missing(task: str, data_set: str, reason: str) -> UserError:
+    """Return the error for a task whose data set cannot be read."""
     return UserError(
-        f"task '{task}': {where} ({reason}); legal: a network, a copy in the hub's cache (HF_HOME), "
-        "or --suite offline, which needs neither"
+        f"task '{task}': data set {data_set} cannot be read ({reason}); legal: a network, a copy in the "
+        "hub's cache (HF_HOME), or --suite offline, which needs neither"
     )
 
 

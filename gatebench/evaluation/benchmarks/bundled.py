@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gatebench.data.tokens import Corpus
-from gatebench.errors import UserError
+from gatebench.errors import DoesNotFit, UserError
 from gatebench.evaluation import humaneval, ruler, sandbox
 from gatebench.evaluation.benchmarks import items as made
 from gatebench.evaluation.benchmarks.harness_tasks import evaluated
-from gatebench.evaluation.benchmarks.mmlu_dev import mmlu_dev
 from gatebench.evaluation.benchmarks.scores import Scores, from_shares
-from gatebench.evaluation.benchmarks.suites import CODE, DoesNotFit, check_bundled, ruler_task
+from gatebench.evaluation.benchmarks.suites import CHOICE, CODE, Options, check_bundled, ruler_task
 
 if TYPE_CHECKING:
+    from gatebench.evaluation.benchmarks.checkpoint import Checkpoint
     from gatebench.evaluation.benchmarks.harness_model import HarnessModel
 
 N_RULER = 100
@@ -23,52 +22,48 @@ CODE_TOKENS = 256
 """For a function's body; half of the context where that is less."""
 
 
-@dataclass(frozen=True)
 class BundledTask:
-    """One of our tasks. `score` returns the scores, and beside them what the task was made of."""
+    """One of our tasks. Raises UserError for a name that is none of ours."""
 
-    name: str
-    shots: int = 0
-    version: str = str(made.VERSION)
-    runs_code: bool = False
+    version = str(made.VERSION)
+    shots = 0
+    fixes_shots = True
+    own_files = None
 
-    def score(self, model: HarnessModel, corpus: Corpus, limit: int | None, seed: int) -> Scores:
-        """Return the model's scores. Raises DoesNotFit, and UserError where the corpus has too little text."""
+    def __init__(self, name: str) -> None:
+        check_bundled(name)
+        self.name = name
+        self.runs_code = name == CODE
+
+    def prepare(self) -> None:
+        """Raise UserError where the task cannot be asked on this machine."""
+        if self.runs_code:
+            humaneval.problems()
+            sandbox.check()
+
+    def score(self, checkpoint: Checkpoint, options: Options) -> Scores:
+        """Return the checkpoint's scores, and beside them what the task was made of.
+
+        Raises DoesNotFit, also where the corpus lacks the domain that the task is made of, or has too little of it.
+        """
+        model = checkpoint.model
         if self.name == CODE:
-            return _code(model, limit)
-        if found := ruler_task(self.name):
-            return _ruler(model, *found, limit, seed)
-        return _choices(self.name, model, corpus, limit, seed)
+            return _code(model, options)
+        if (task_and_length := ruler_task(self.name)) is not None:
+            return _ruler(model, *task_and_length, options)
+        return _choices(self.name, model, checkpoint.corpus, options)
 
 
-def bundled(name: str) -> BundledTask:
-    """Return a task by its name. Raises UserError for a name that is none of ours."""
-    check_bundled(name)
-    return BundledTask(name, runs_code=name == CODE)
-
-
-def choice_items(name: str, corpus: Corpus) -> list[made.Item]:
-    """Return the items of a multiple-choice task, the same for every model that reads this corpus."""
-    if domain := name.removeprefix("gb_cloze_") if name.startswith("gb_cloze_") else "":
-        return made.cloze(corpus, domain)
-    without_corpus: dict[str, Callable[[], list[made.Item]]] = {
-        "gb_brackets": made.brackets,
-        "gb_copy": made.copy,
-        "gb_mmlu_dev": mmlu_dev,
-    }
-    return without_corpus[name]() if name in without_corpus else made.next_line(corpus)
-
-
-def _choices(name: str, model: HarnessModel, corpus: Corpus, limit: int | None, seed: int) -> Scores:
+def _choices(name: str, model: HarnessModel, corpus: Corpus, options: Options) -> Scores:
     from lm_eval.api.task import ConfigurableTask
 
-    every = choice_items(name, corpus)
+    every = CHOICE[name](corpus)
     # Questions that others wrote are as long as they are: those that do not fit are left out and counted.
     fitting = [item for item in every if name != "gb_mmlu_dev" or _fits(item, model)]
     if not fitting:
         raise DoesNotFit(f"no item fits the model's context of {model.max_length:,} tokens")
     task = ConfigurableTask(config=_config(name, fitting))
-    scores = evaluated(model, name, {"tasks": {name: task}}, "acc,none", 0, limit, seed)
+    scores = evaluated(model, name, {"tasks": {name: task}}, "acc,none", 0, options)
     return {**scores, "n_too_long": len(every) - len(fitting), "items": made.fingerprint(every)}
 
 
@@ -95,9 +90,9 @@ def _config(name: str, items: Sequence[made.Item]) -> dict[str, Any]:
     }
 
 
-def _code(model: HarnessModel, limit: int | None) -> Scores:
+def _code(model: HarnessModel, options: Options) -> Scores:
     n_new = min(CODE_TOKENS, model.max_length // 2)
-    every = humaneval.problems()[:limit]
+    every = humaneval.problems()[: options.limit]
     fitting = [one for one in every if len(model.tok_encode(one.prompt)) + n_new <= model.max_length]
     if not fitting:
         raise DoesNotFit(f"no problem fits the model's context of {model.max_length:,} tokens")
@@ -108,16 +103,18 @@ def _code(model: HarnessModel, limit: int | None) -> Scores:
         **from_shares([float(outcome.passed) for outcome in outcomes], "pass@1"),
         "n_too_long": len(every) - len(fitting),
         "max_new_tokens": n_new,
-        "sandbox": sandbox.protections(),
+        "sandbox": sandbox.PROTECTION,
     }
 
 
-def _ruler(model: HarnessModel, task: str, length: int, limit: int | None, seed: int) -> Scores:
+def _ruler(model: HarnessModel, task: str, length: int, options: Options) -> Scores:
     if length > model.max_length:
         raise DoesNotFit(f"the model's context is {model.max_length:,} tokens; legal: a length up to that")
     n_new = min(ruler.TASKS[task].max_new_tokens, length // 8)
     try:
-        samples = ruler.generate(task, model.tok_encode, length, limit or N_RULER, seed, max_new_tokens=n_new)
+        samples = ruler.generate(
+            task, model.tok_encode, length, options.limit or N_RULER, options.seed, max_new_tokens=n_new
+        )
     except UserError as error:  # the shortest prompt is longer
         raise DoesNotFit(str(error)) from None
     outputs = model.continuations([sample.input for sample in samples], max_new_tokens=n_new)

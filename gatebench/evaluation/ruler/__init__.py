@@ -4,11 +4,10 @@
 through the context. `docs/ruler.md` says how they compare with NVIDIA's and lm-eval's.
 """
 
-from gatebench.evaluation.ruler.answering import Complete, Result, evaluate
 from gatebench.evaluation.ruler.haystack import Haystack, heldout_haystack
 from gatebench.evaluation.ruler.needles import NeedleTask
-from gatebench.evaluation.ruler.samples import TASKS, depth_grid, facts, generate
-from gatebench.evaluation.ruler.scoring import sample_scores, score
+from gatebench.evaluation.ruler.samples import TASKS, depth_grid, facts, generate, task
+from gatebench.evaluation.ruler.scoring import Complete, Result, evaluate, sample_scores, score
 from gatebench.evaluation.ruler.task import NVIDIA_DIGITS, Needle, Sample, Task
 from gatebench.evaluation.ruler.templates import WORDINGS
 
@@ -30,4 +29,5 @@ __all__ = [
     "heldout_haystack",
     "sample_scores",
     "score",
+    "task",
 ]

@@ -10,8 +10,8 @@ from random import Random
 from typing import ClassVar, Literal
 
 from gatebench.data.retrieval_documents import draw_numbers
-from gatebench.evaluation.ruler.task import Draft, Setting, Task, find_needles
-from gatebench.evaluation.ruler.templates import Wording
+from gatebench.evaluation.ruler.task import Draft, Material, Task, find_needles
+from gatebench.evaluation.ruler.templates import Templates
 
 DEPTHS = tuple(round(i * 100 / 39) / 100 for i in range(40))
 """Where RULER puts needles in running text."""
@@ -47,44 +47,44 @@ class NeedleTask(Task):
         """Whether an answer is one number and nothing else."""
         return self.value_kind == "number" and self.n_values == self.n_queries == 1
 
-    def draft(self, rng: Random, size: int, setting: Setting) -> Draft:
+    def draft(self, rng: Random, size: int, material: Material) -> Draft:
         """Return a prompt; its needles and question are the same whatever the size."""
-        wording = setting.wording
-        keys = draw(rng, self.key_kind, self.n_keys, setting)
-        values = draw(rng, self.value_kind, self.n_needles, setting)
+        templates = material.templates
+        keys = draw(rng, self.key_kind, self.n_keys, material)
+        values = draw(rng, self.value_kind, self.n_needles, material)
         values_of = {key: values[i :: self.n_keys] for i, key in enumerate(keys)}
-        needles = [self.needle(key, value, wording) for key in keys for value in values_of[key]]
+        needles = [self.needle(key, value, templates) for key in keys for value in values_of[key]]
         rng.shuffle(needles)
         asked = rng.sample(keys, self.n_queries)
 
         if self.hay == "text":
-            assert setting.haystack is not None
-            hay = setting.haystack.sentences(rng, size)
+            assert material.haystack is not None
+            hay = material.haystack.sentences(rng, size)
             positions = sorted(int(len(hay) * depth) for depth in rng.sample(DEPTHS, len(needles)))
         else:
             if self.hay == "noise":
-                hay = [" ".join(wording.noise)] * size
+                hay = [" ".join(templates.noise)] * size
             else:
-                other_keys = draw(rng, self.key_kind, size, setting, besides=keys)
-                other_values = draw(rng, self.value_kind, size, setting, besides=values)
+                other_keys = draw(rng, self.key_kind, size, material, besides=keys)
+                other_values = draw(rng, self.value_kind, size, material, besides=values)
                 pairs = zip(other_keys, other_values, strict=True)
-                hay = [self.needle(key, value, wording) for key, value in pairs]
+                hay = [self.needle(key, value, templates) for key, value in pairs]
             positions = sorted(rng.sample(range(size), len(needles)))
-        if setting.depth is not None:
-            positions = [boundary_at(setting.depth, hay)]
+        if material.depth is not None:
+            positions = [boundary_at(material.depth, hay)]
         for position, needle in reversed(list(zip(positions, needles, strict=True))):
             hay.insert(position, needle)
         context = (" " if self.hay == "text" else "\n").join(hay)
 
-        prompt = wording.one_value if self.n_queries * self.n_values == 1 else wording.many_values
+        prompt = templates.one_value if self.n_queries * self.n_values == 1 else templates.many_values
         query = asked[0] if len(asked) == 1 else ", ".join(asked[:-1]) + f", and {asked[-1]}"
         text = prompt.text(context=context, query=query, kind=self.value_kind, kinds=f"{self.value_kind}s")
         answers = tuple(value for key in asked for value in values_of[key])
         return Draft(text, answers, find_needles(text, context, needles))
 
-    def needle(self, key: str, value: str, wording: Wording) -> str:
+    def needle(self, key: str, value: str, templates: Templates) -> str:
         """Return the sentence that gives a key its value."""
-        return wording.needle.format(key=key, value=value, kind=self.value_kind, kinds=f"{self.value_kind}s")
+        return templates.needle.format(key=key, value=value, kind=self.value_kind, kinds=f"{self.value_kind}s")
 
 
 def boundary_at(depth: float, hay: list[str]) -> int:
@@ -93,10 +93,10 @@ def boundary_at(depth: float, hay: list[str]) -> int:
     return min(range(len(ends)), key=lambda i: abs(ends[i] - depth * ends[-1]))
 
 
-def draw(rng: Random, kind: Kind, n: int, setting: Setting, besides: Collection[str] = ()) -> list[str]:
+def draw(rng: Random, kind: Kind, n: int, material: Material, besides: Collection[str] = ()) -> list[str]:
     """Return `n` words, numbers or version-4 UUIDs, none of them in `besides`; different where there are as many."""
     if kind == "uuid":
         return [str(uuid.UUID(int=rng.getrandbits(128), version=4)) for _ in range(n)]
     if kind == "number":
-        return draw_numbers(rng, setting.digits, n, besides)
-    return [word for word in setting.wording.keys(rng, n + len(besides)) if word not in besides][:n]
+        return draw_numbers(rng, material.digits, n, besides)
+    return [word for word in material.templates.keys(rng, n + len(besides)) if word not in besides][:n]

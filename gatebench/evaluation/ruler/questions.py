@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, ClassVar, Literal
 
 from gatebench.errors import UserError
-from gatebench.evaluation.ruler.task import Draft, Setting, Task, find_needles
+from gatebench.evaluation.ruler.task import Draft, Material, Task, find_needles
 
 
 @dataclass(frozen=True)
@@ -43,19 +43,21 @@ class QuestionAnswering(Task):
     def needs(self) -> Literal["haystack", "qa_file"] | None:
         return "qa_file"
 
-    def draft(self, rng: Random, size: int, setting: Setting) -> Draft:
+    def draft(self, rng: Random, size: int, material: Material) -> Draft:
         """Return a prompt with one question of the file. Raises UserError for a file that is not of this source."""
-        assert setting.qa_file is not None
-        questions, documents = read_questions(setting.qa_file, self.source)
+        assert material.qa_file is not None
+        questions, documents = read_questions(material.qa_file, self.source)
         question = rng.choice(questions)
         related = rng.sample(question.related, len(question.related))
         others = rng.sample(range(len(documents)), min(len(documents), size + len(question.gold) + len(related)))
         distractors = [*related, *(i for i in others if i not in question.gold and i not in related)]
         chosen = [*question.gold, *distractors[:size]]
         rng.shuffle(chosen)
-        shown = {i: setting.wording.document.format(i=n, document=documents[i]) for n, i in enumerate(chosen, start=1)}
+        shown = {
+            i: material.templates.document.format(i=n, document=documents[i]) for n, i in enumerate(chosen, start=1)
+        }
         context = "\n\n".join(shown.values())
-        text = setting.wording.questions.text(context=context, query=question.query)
+        text = material.templates.questions.text(context=context, query=question.query)
         return Draft(text, question.answers, find_needles(text, context, [shown[i] for i in question.gold]))
 
 

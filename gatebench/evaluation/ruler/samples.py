@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from gatebench.errors import UserError, nearest
 from gatebench.evaluation.ruler.haystack import Haystack
 from gatebench.evaluation.ruler.needles import NeedleTask
 from gatebench.evaluation.ruler.questions import QuestionAnswering
-from gatebench.evaluation.ruler.task import NVIDIA_DIGITS, Draft, Sample, Setting, Task
-from gatebench.evaluation.ruler.templates import wording as wording_of
+from gatebench.evaluation.ruler.task import NVIDIA_DIGITS, Draft, Material, Sample, Task
+from gatebench.evaluation.ruler.templates import templates_of
 from gatebench.evaluation.ruler.variables import VariableTracking
 from gatebench.evaluation.ruler.words import CommonWords, FrequentWords
 
@@ -31,7 +32,7 @@ TASKS: dict[str, Task] = {
     "qa_1": QuestionAnswering("SQuAD"),
     "qa_2": QuestionAnswering("HotpotQA"),
 }
-"""RULER's thirteen tasks. Those whose `needs` is None are made of nothing but their wording."""
+"""RULER's thirteen tasks. Those whose `needs` is None are made of nothing but their templates."""
 
 Encode = Callable[[str], list[int]]
 """The token ids that the model is fed for a text, BOS included where it was trained with one."""
@@ -65,7 +66,7 @@ def generate(
 
     Args:
         encode: the ids that the model is fed for a text.
-        wording: "gatebench", short prompts; "ruler", RULER's own, read from the installed lm-eval.
+        wording: "gatebench", short prompts; "ruler", RULER's own, of the installed lm-eval.
         haystack: running text, for the tasks that hide needles in some.
         qa_file: the SQuAD (qa_1) or HotpotQA (qa_2) JSON file.
         max_new_tokens: tokens for the answer; NVIDIA's number for the task if None.
@@ -87,10 +88,10 @@ def generate(
     if not 1 <= digits <= NVIDIA_DIGITS:
         raise UserError(f"digits={digits}: numbers in needles have 1 to {NVIDIA_DIGITS} digits")
     n_new = kind.max_new_tokens if max_new_tokens is None else max_new_tokens
-    setting = Setting(length, wording_of(wording), haystack, qa_file, depth, digits)
+    material = Material(length, templates_of(wording), haystack, qa_file, depth, digits)
 
     def draft(i: int, size: int) -> Draft:
-        return kind.draft(Random(f"{seed} {name} {i}"), size, setting)
+        return kind.draft(Random(f"{seed} {name} {i}"), size, material)
 
     def room(i: int, size: int) -> int:
         return length - n_new - len(encode(draft(i, size).input))
@@ -105,8 +106,8 @@ def generate(
                 f"RULER task {name!r} does not fit length {length}: in the wording {wording!r} and with {n_new} tokens "
                 f"for the answer it takes at least {least}"
             )
-        found = draft(i, size)
-        samples.append(Sample(found.input, found.answers, n_new, length - n_new - room(i, size), found.needles))
+        chosen = draft(i, size)
+        samples.append(Sample(chosen.input, chosen.answers, n_new, len(encode(chosen.input)), chosen.needles))
     return samples
 
 
@@ -137,22 +138,15 @@ def depth_grid(
     depths: Sequence[float],
     n: int,
     seed: int = 42,
-    *,
-    wording: str = "gatebench",
-    haystack: Haystack | None = None,
-    max_new_tokens: int | None = None,
-    digits: int = NVIDIA_DIGITS,
+    **settings: Any,
 ) -> Iterator[tuple[int, float, list[Sample]]]:
     """Yield (length, depth, samples) for a map of retrieval over both; "niah_single_1" is the passkey test.
 
-    Sample i asks for the same needle everywhere. Raises UserError as `generate` does.
+    Sample i asks for the same needle everywhere. `settings` and errors are those of `generate`.
     """
-    at = partial(
-        generate, name, encode, wording=wording, haystack=haystack, max_new_tokens=max_new_tokens, digits=digits
-    )
     for length in lengths:
         for depth in depths:
-            yield length, depth, at(length, n, seed, depth=depth)
+            yield length, depth, generate(name, encode, length, n, seed, depth=depth, **settings)
 
 
 def facts(
@@ -168,7 +162,7 @@ def facts(
     numbers = isinstance(kind, NeedleTask) and kind.value_kind == "number"
     return {
         "task": name,
-        "wording": wording_of(wording).name,
+        "wording": templates_of(wording).name,
         "haystack": haystack.name if haystack is not None and kind.needs == "haystack" else None,
         "max_new_tokens": kind.max_new_tokens if max_new_tokens is None else max_new_tokens,
         "scoring": kind.scoring,

@@ -10,7 +10,7 @@ from random import Random
 from typing import ClassVar, Literal
 
 from gatebench.evaluation.ruler.haystack import Haystack
-from gatebench.evaluation.ruler.templates import Wording
+from gatebench.evaluation.ruler.templates import Templates
 
 NVIDIA_DIGITS = 7
 """NVIDIA's `num_digits`."""
@@ -47,11 +47,11 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Setting:
+class Material:
     """What the prompts of one task are made from."""
 
     length: int
-    wording: Wording
+    templates: Templates
     haystack: Haystack | None = None
     qa_file: Path | None = None
     depth: float | None = None
@@ -72,19 +72,16 @@ class Task(ABC):
 
     @property
     def needs(self) -> Literal["haystack", "qa_file"] | None:
-        """What of a `Setting` has to be given."""
+        """What of a `Material` has to be given."""
         return None
 
     @abstractmethod
-    def draft(self, rng: Random, size: int, setting: Setting) -> Draft:
+    def draft(self, rng: Random, size: int, material: Material) -> Draft:
         """Return a prompt with `size` units of text around what is asked for."""
 
 
 def find_needles(text: str, context: str, needles: Iterable[str]) -> tuple[Needle, ...]:
     """Return where the `needles` stand in `text`, first to last; each occurs once in `context`, a part of `text`."""
     first = text.index(context)
-    found = []
-    for needle in needles:
-        start = text.index(needle, first)
-        found.append(Needle(start, start + len(needle), (start - first) / len(context)))
-    return tuple(sorted(found, key=lambda needle: needle.start))
+    places = [(text.index(needle, first), len(needle)) for needle in needles]
+    return tuple(Needle(start, start + n, (start - first) / len(context)) for start, n in sorted(places))

@@ -1,21 +1,17 @@
-"""The words of RULER's prompts: `gatebench`, short ones for small models, or `ruler`, read from the installed lm-eval.
+"""The texts of RULER's prompts: `gatebench`, short ones for small models, or `ruler`, those of the installed lm-eval.
 
-RULER's own sentences are taken at run time from the package (they are not part of this repository), by reading its
-source files without running them: importing them would download data.
+RULER's own sentences are not part of this repository: they are what the code of lm-eval's tasks has when it is run.
 """
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
-from pathlib import Path
 from random import Random
-from typing import Any
+from unittest import mock
 
 from gatebench.data.retrieval_documents import NOISE, SYLLABLES
 from gatebench.errors import UserError, nearest
@@ -37,7 +33,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Wording:
+class Templates:
     """Every sentence that the tasks use, as format strings, and where their words come from."""
 
     name: str
@@ -67,11 +63,11 @@ class Wording:
     """Words of lists."""
 
 
-def wording(name: str) -> Wording:
-    """Return a wording by its name. Raises UserError for an unknown name, or where lm-eval is not installed."""
-    if name not in WORDINGS:
-        raise UserError(f"wording {name!r} is unknown: {nearest(name, WORDINGS)}")
-    return WORDINGS[name]()
+def templates_of(wording: str) -> Templates:
+    """Return the templates of a wording. Raises UserError for an unknown name, or where lm-eval is not installed."""
+    if wording not in WORDINGS:
+        raise UserError(f"wording {wording!r} is unknown: {nearest(wording, WORDINGS)}")
+    return WORDINGS[wording]()
 
 
 def _made_up_words(rng: Random, n: int) -> list[str]:
@@ -82,8 +78,8 @@ def _made_up_words(rng: Random, n: int) -> list[str]:
 
 
 @cache
-def _gatebench() -> Wording:
-    return Wording(
+def _gatebench() -> Templates:
+    return Templates(
         name="gatebench",
         noise=NOISE,
         needle="The {kind} of {key} is {value}.",
@@ -118,37 +114,37 @@ def _gatebench() -> Wording:
 
 
 @cache
-def _ruler() -> Wording:
-    """Raises UserError where lm-eval or wonderwords is not installed, or lm-eval has changed too much."""
-    niah, needles = _literals("niah_utils.py"), _literals("prepare_niah.py")
-    variables = _literals("vt_utils.py")("CONFIG")["variable_tracking"]
-    common, frequent = _literals("cwe_utils.py")("CONFIG"), _literals("fwe_utils.py")("CONFIG")
-    questions = _literals("qa_utils.py")
-    many = niah("TEMPLATE").replace("type_needle_v", "kinds")
-    many_prefix = " " + needles("gen_prefix").replace("type_needle_v", "kinds")
-    nouns, adjectives, verbs = _wonderwords()
-    words = sorted({*nouns, *adjectives, *verbs})
-    return Wording(
+def _ruler() -> Templates:
+    """Return what the code of lm-eval's tasks has. Raises UserError where it cannot be imported."""
+    try:
+        # Their import downloads a model of where sentences end, for the essays alone.
+        with mock.patch("nltk.data.find"):
+            from lm_eval.tasks.ruler import cwe_utils, fwe_utils, niah_utils, prepare_niah, qa_utils, vt_utils
+    except ImportError as error:
+        package = (error.name or "lm-eval").partition(".")[0].replace("_", "-")
+        raise UserError(
+            f"wording 'ruler': {package} is not installed: pip install 'gatebench[benchmarks]', or use the wording "
+            "'gatebench'"
+        ) from error
+    variables = vt_utils.CONFIG["variable_tracking"]
+    many = niah_utils.TEMPLATE.replace("type_needle_v", "kinds")
+    asked = many.rpartition("\n")[2]
+    answer = asked.replace("What are all the", " The").replace("?", " are")
+    return Templates(
         name=f"ruler (lm-eval {version('lm-eval')})",
-        noise=tuple(re.split(r"(?<=\.) ", needles("haystack"))),
-        needle=needles("NEEDLE").replace("type_needle_v", "kinds"),
-        one_value=Prompt(_singular(many), _singular(many_prefix)),
-        many_values=Prompt(many, many_prefix),
+        noise=tuple(re.split(r"(?<=\.) ", prepare_niah.get_haystack("repeat"))),
+        needle=prepare_niah.NEEDLE.replace("type_needle_v", "kinds"),
+        one_value=Prompt(_singular(many), _singular(answer)),
+        many_values=Prompt(many, answer),
         variables=Prompt(variables["template"], variables["answer_prefix"].replace("num_v", "n")),
-        common_words=Prompt(common["template"], common["answer_prefix"]),
+        common_words=Prompt(cwe_utils.CONFIG["template"], cwe_utils.CONFIG["answer_prefix"]),
         list_item="{i}. {word}",
-        frequent_words=Prompt(frequent["template"], frequent["answer_prefix"]),
-        questions=Prompt(questions("template"), " " + questions("answer_prefix")),
-        document=questions("DOCUMENT_PROMPT"),
-        keys=lambda rng, n: [
-            f"{adjectives[number // len(nouns)]}-{nouns[number % len(nouns)]}"
-            for number in rng.sample(range(len(adjectives) * len(nouns)), n)
-        ],
-        words=lambda rng, n: rng.sample(words, min(n, len(words))),
+        frequent_words=Prompt(fwe_utils.CONFIG["template"], fwe_utils.CONFIG["answer_prefix"]),
+        questions=Prompt(qa_utils.CONFIG["template"], " " + qa_utils.CONFIG["answer_prefix"]),
+        document=qa_utils.DOCUMENT_PROMPT,
+        keys=lambda rng, n: rng.sample(prepare_niah.WORDS, n),
+        words=lambda rng, n: rng.sample(cwe_utils.WORDS, min(n, len(cwe_utils.WORDS))),
     )
-
-
-WORDINGS: dict[str, Callable[[], Wording]] = {"gatebench": _gatebench, "ruler": _ruler}
 
 
 def _singular(text: str) -> str:
@@ -156,59 +152,4 @@ def _singular(text: str) -> str:
     return text.replace("Some", "A").replace("are all", "is").replace("are", "is").replace("{kinds}", "{kind}")
 
 
-def _literals(file: str) -> Callable[[str], Any]:
-    """Return a function that gives what a name, or a key of a dictionary, stands for in a file of lm-eval's RULER."""
-    spec = importlib.util.find_spec("lm_eval")
-    if spec is None or not spec.submodule_search_locations:
-        raise _missing("lm-eval is not installed")
-    path = Path(spec.submodule_search_locations[0]) / "tasks" / "ruler" / file
-    if not path.is_file():
-        raise _missing(f"lm-eval has no {path.name}")
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-
-    def value(name: str) -> Any:
-        for node in ast.walk(tree):
-            found: list[ast.expr] = []
-            if isinstance(node, ast.Assign):
-                found = [node.value for target in node.targets if isinstance(target, ast.Name) and target.id == name]
-            elif isinstance(node, ast.Dict):
-                pairs = zip(node.keys, node.values, strict=True)
-                found = [item for key, item in pairs if isinstance(key, ast.Constant) and key.value == name]
-            for expression in found:
-                if isinstance(expression, ast.IfExp):
-                    expression = expression.orelse
-                if isinstance(expression, ast.JoinedStr):
-                    return _format_string(expression)
-                if isinstance(expression, ast.Constant | ast.Dict):
-                    return ast.literal_eval(expression)
-        raise _missing(f"lm-eval's {file} has no {name}")
-
-    return value
-
-
-def _format_string(expression: ast.JoinedStr) -> str:
-    """Return an f-string as a format string."""
-    text = ""
-    for part in expression.values:
-        if isinstance(part, ast.FormattedValue):
-            text += "{" + ast.unparse(part.value) + "}"
-        elif isinstance(part, ast.Constant):
-            text += str(part.value)
-    return text
-
-
-def _wonderwords() -> tuple[list[str], list[str], list[str]]:
-    """Return the nouns, adjectives and verbs that RULER draws from."""
-    try:
-        from wonderwords import RandomWord
-    except ImportError as error:
-        raise _missing("wonderwords is not installed") from error
-    source = RandomWord()
-    nouns, adjectives, verbs = (
-        sorted(source.filter(include_categories=[kind])) for kind in ("noun", "adjective", "verb")
-    )
-    return nouns, adjectives, verbs
-
-
-def _missing(what: str) -> UserError:
-    return UserError(f"wording 'ruler': {what}: pip install 'gatebench[benchmarks]', or use the wording 'gatebench'")
+WORDINGS: dict[str, Callable[[], Templates]] = {"gatebench": _gatebench, "ruler": _ruler}

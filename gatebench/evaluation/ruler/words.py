@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar
 
-from gatebench.evaluation.ruler.task import Draft, Setting, Task
-from gatebench.evaluation.ruler.templates import Wording
+from gatebench.evaluation.ruler.task import Draft, Material, Task
+from gatebench.evaluation.ruler.templates import Templates
 
 N_COMMON = 10
 N_FREQUENT = 3
@@ -22,13 +22,13 @@ class CommonWords(Task):
 
     max_new_tokens: ClassVar[int] = 120
 
-    def draft(self, rng: Random, size: int, setting: Setting) -> Draft:
+    def draft(self, rng: Random, size: int, material: Material) -> Draft:
         """Return a prompt: a solved example (from 1,024 tokens on) and a list, with the repeats that RULER gives."""
-        long = setting.length >= 4096
-        question, common = _word_list(rng, size, *((30, 3) if long else (6, 1)), setting.wording)
-        if setting.length >= 1024:
-            example, answers = _word_list(rng, *((30, 10, 3) if long else (10, 3, 1)), setting.wording)
-            question = f"{example} {_listed(answers, setting.wording)}\n{question}"
+        long = material.length >= 4096
+        question, common = _word_list(rng, size, *((30, 3) if long else (6, 1)), material.templates)
+        if material.length >= 1024:
+            example, answers = _word_list(rng, *((30, 10, 3) if long else (10, 3, 1)), material.templates)
+            question = f"{example} {_listed(answers, material.templates)}\n{question}"
         return Draft(question, tuple(common))
 
 
@@ -40,9 +40,9 @@ class FrequentWords(Task):
     smallest: ClassVar[int] = 27
     """Fewer, and the third code would not come at all."""
 
-    def draft(self, rng: Random, size: int, setting: Setting) -> Draft:
+    def draft(self, rng: Random, size: int, material: Material) -> Draft:
         """Return a prompt. Where the third and the fourth code would tie, it has fewer words than `size`."""
-        n_ranks = max(N_FREQUENT + 2, (setting.length - self.max_new_tokens) // 50)
+        n_ranks = max(N_FREQUENT + 2, (material.length - self.max_new_tokens) // 50)
         codes = ["...", *_codes(rng, n_ranks - 1)]
         counts = zipf_counts(size, n_ranks)
         while counts[N_FREQUENT] == counts[N_FREQUENT + 1]:
@@ -50,7 +50,7 @@ class FrequentWords(Task):
             counts = zipf_counts(size, n_ranks)
         words = [code for code, count in zip(codes, counts, strict=True) for _ in range(count)]
         rng.shuffle(words)
-        return Draft(setting.wording.frequent_words.text(context=" ".join(words)), tuple(codes[1 : N_FREQUENT + 1]))
+        return Draft(material.templates.frequent_words.text(context=" ".join(words)), tuple(codes[1 : N_FREQUENT + 1]))
 
 
 def zipf_counts(n_words: int, n_ranks: int) -> list[int]:
@@ -59,17 +59,17 @@ def zipf_counts(n_words: int, n_ranks: int) -> list[int]:
 
 
 def _word_list(
-    rng: Random, n_uncommon: int, repeats: int, uncommon_repeats: int, wording: Wording
+    rng: Random, n_uncommon: int, repeats: int, uncommon_repeats: int, templates: Templates
 ) -> tuple[str, list[str]]:
     """Return the question about a shuffled list, and its common words."""
-    drawn = wording.words(rng, N_COMMON + n_uncommon)
+    drawn = templates.words(rng, N_COMMON + n_uncommon)
     words = drawn[:N_COMMON] * repeats + drawn[N_COMMON:] * uncommon_repeats
     rng.shuffle(words)
-    return wording.common_words.text(context=_listed(words, wording)), drawn[:N_COMMON]
+    return templates.common_words.text(context=_listed(words, templates)), drawn[:N_COMMON]
 
 
-def _listed(words: list[str], wording: Wording) -> str:
-    return " ".join(wording.list_item.format(i=i, word=word) for i, word in enumerate(words, start=1))
+def _listed(words: list[str], templates: Templates) -> str:
+    return " ".join(templates.list_item.format(i=i, word=word) for i, word in enumerate(words, start=1))
 
 
 def _codes(rng: Random, n: int) -> list[str]:

@@ -9,12 +9,13 @@ from contextlib import contextmanager
 import pytest
 import torch
 from lm_eval.api.instance import Instance
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gatebench.data.tokens import Corpus
+from gatebench.errors import DoesNotFit
 from gatebench.evaluation.benchmarks.harness_model import HarnessModel
-from gatebench.evaluation.benchmarks.suites import DoesNotFit
 from gatebench.evaluation.perplexity import domain_scores
 from gatebench.hf.tokenizer import corpus_tokenizer
 
@@ -109,6 +110,40 @@ def test_an_empty_continuation_is_certain(model: HarnessModel) -> None:
     found = model.loglikelihood(ask((TEXT, ""), ("", ""), (TEXT, " and")), disable_tqdm=True)
     assert found[:2] == [(0.0, True), (0.0, True)]
     assert math.isfinite(found[2][0]) and found[2][0] < 0
+
+
+def with_prefix(model: HarnessModel, corpus: Corpus, template: str) -> HarnessModel:
+    """The model with a tokenizer that puts a prefix before every text, and names no BOS."""
+    tokenizer = corpus_tokenizer(corpus, bos=False, length=192)
+    special = [(tokenizer.convert_ids_to_tokens(i), i) for i in (BOS, EOS)]
+    names = {"B": special[0][0], "E": special[1][0], "$": "$A"}
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=" ".join(names[letter] for letter in template), special_tokens=special
+    )
+    return HarnessModel(model.model, tokenizer)
+
+
+def test_a_bos_that_the_config_does_not_name_is_a_bos(model: HarnessModel, corpus: Corpus) -> None:
+    unnamed = with_prefix(model, corpus, "B$")
+    assert unnamed.tokenizer.bos_token is None and unnamed.bos
+    pairs = ((TEXT, " and"), ("", TEXT))
+    expected = model.loglikelihood(ask(*pairs), disable_tqdm=True)
+    assert unnamed.loglikelihood(ask(*pairs), disable_tqdm=True) == expected
+    texts = rolling(TEXT * 20)
+    assert unnamed.loglikelihood_rolling(texts, disable_tqdm=True) == model.loglikelihood_rolling(
+        texts, disable_tqdm=True
+    )
+
+
+def test_a_prefix_of_two_tokens(model: HarnessModel, corpus: Corpus) -> None:
+    double = with_prefix(model, corpus, "EB$")
+    ids = double.tok_encode(TEXT, add_special_tokens=False)
+    assert double.tok_encode(TEXT) == [EOS, BOS, *ids]
+    double._max_length = 8
+    total = double.loglikelihood_rolling(rolling(TEXT), disable_tqdm=True)[0]
+    windows = [ids[start : start + 7] for start in range(0, len(ids), 7)]
+    by_hand = sum(log_likelihood(double, [EOS, BOS], window) for window in windows)
+    assert total == pytest.approx(by_hand, abs=1e-3)
 
 
 @pytest.mark.parametrize("with_bos", [True, False])

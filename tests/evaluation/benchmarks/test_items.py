@@ -9,23 +9,30 @@ import pytest
 from gatebench.data.tokens import Corpus
 from gatebench.errors import UserError
 from gatebench.evaluation.benchmarks import items
-from gatebench.evaluation.benchmarks.bundled import choice_items
+from gatebench.evaluation.benchmarks.bundled import BundledTask
 from gatebench.evaluation.benchmarks.mmlu_dev import mmlu_dev
 from gatebench.evaluation.benchmarks.suites import CHOICE
 
 
 @pytest.mark.parametrize("name", CHOICE)
 def test_every_task_is_the_same_again(corpus: Corpus, name: str) -> None:
-    found = choice_items(name, corpus)
+    found = CHOICE[name](corpus)
     assert len(found) == (281 if name == "gb_mmlu_dev" else 300)
     assert len(set(found)) == len(found) - (name == "gb_mmlu_dev")  # MMLU has one question twice
-    assert items.fingerprint(found) == items.fingerprint(choice_items(name, corpus))
+    assert items.fingerprint(found) == items.fingerprint(CHOICE[name](corpus))
     for item in found:
         assert len(set(item.choices)) == len(item.choices) in (3, 4)
         assert "\ufffd" not in item.context + "".join(item.choices)
     answers = Counter(item.answer for item in found)
     n_choices = len(found[0].choices)
     assert all(0.7 < n_choices * answers[place] / len(found) < 1.35 for place in range(n_choices))
+
+
+def test_every_name_has_items_of_its_own_and_no_other_name_any(corpus: Corpus) -> None:
+    assert len({items.fingerprint(make(corpus)) for make in CHOICE.values()}) == len(CHOICE) == 10
+    with pytest.raises(UserError, match="task 'gb_next_lines': no bundled task; did you mean gb_next_line"):
+        BundledTask("gb_next_lines")
+    assert "gb_next_lines" not in CHOICE
 
 
 def test_items_without_a_corpus_never_change() -> None:

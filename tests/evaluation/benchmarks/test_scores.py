@@ -39,6 +39,9 @@ def test_a_multiple_choice_task() -> None:
     assert scores["answer_bpb_stderr"] == pytest.approx(1.0)  # sd of 3 and 1 is sqrt(2)
     assert from_harness(results, "t", "acc,none")["stderr"] == 0.5
     assert scores["metrics"]["acc,none"] == {"value": 0.5, "stderr": 0.5}
+    assert scores["acc_norm_unit"] == "characters"
+    del results["results"]["t"]["acc_norm,none"]
+    assert "acc_norm_unit" not in from_harness(results, "t")
 
 
 def test_a_written_answer_with_two_filters_counts_each_item_once() -> None:
@@ -71,3 +74,69 @@ def test_answers_graded_one_by_one() -> None:
     scores = from_shares([1.0, 0.0, 0.0, 0.0], "pass@1")
     assert (scores["n"], scores["score"], scores["chance"]) == (4, 0.25, 0.0)
     assert scores["stderr"] == pytest.approx(0.25)  # sd 0.5 over sqrt(4)
+
+
+@pytest.mark.parametrize("metrics", [["acc,none", "acc_mutual_info,none"], ["acc_mutual_info,none"]])
+@pytest.mark.parametrize("target", [1, "B", " B", [1]])
+def test_answers_without_a_context_are_no_choices(target: Any, metrics: list[str]) -> None:
+    """Mutual information asks every choice a second time, after nothing: still one of four."""
+    arguments = [("q", f" {c}") for c in "ABCD"] + [("", f" {c}") for c in "ABCD"]
+    item = {
+        "doc_id": 0,
+        "target": target,
+        "resps": [[(-float(i + 1), False)] for i in range(8)],
+        "arguments": arguments,
+    }
+    scores = from_harness({"results": {"t": dict.fromkeys(metrics, 0.0)}, "samples": {"t": [item]}}, "t")
+    assert scores["chance"] == 0.25
+    assert scores["answer_bpb"] == pytest.approx(2 / LN2 / 2)  # " B": 2 nats over 2 bytes
+
+
+def task(**more: Any) -> Any:
+    """A task of the harness over two items of four choices each."""
+    tasks = pytest.importorskip("lm_eval.api.task")
+    datasets = pytest.importorskip("datasets")
+    rows = [{"q": f"{n}?", "c": ["red", "blue", "gold", "tree"], "i": 2, "s": "gold", "l": [2, 3]} for n in range(2)]
+    metrics = more.pop("metrics", ["acc"])
+    config = {
+        "task": "t",
+        "custom_dataset": lambda **_: {"test": datasets.Dataset.from_list(rows)},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "q",
+        "doc_to_choice": "c",
+        "doc_to_target": "i",
+        "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in metrics],
+    }
+    return tasks.ConfigurableTask(config=config | more)
+
+
+class Guesses:
+    """A model that gives choice number n of an item the log-likelihood -(n + 1), whatever it is."""
+
+    rank, world_size, tokenizer_name, chat_template = 0, 1, "", None
+    device = "cpu"
+
+    def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
+        return [(-float(request.idx % 4 + 1), False) for request in requests]
+
+
+@pytest.mark.parametrize(
+    ("more", "chance", "bits"),
+    [
+        ({}, 1 / 4, 3 / LN2 / 5),  # " gold"
+        ({"metrics": ["acc", "acc_mutual_info"]}, 1 / 4, 3 / LN2 / 5),
+        ({"metrics": ["acc_mutual_info"]}, 1 / 4, 3 / LN2 / 5),
+        ({"doc_to_target": "s"}, 1 / 4, 3 / LN2 / 5),
+        ({"doc_to_target": "l"}, 2 / 4, None),
+        ({"doc_to_text": "i", "doc_to_target": "q"}, 1 / 4, 3 / LN2 / 3),  # choices are contexts, " 0?" goes on
+    ],
+)
+def test_the_task_says_what_its_choices_are_and_which_is_right(
+    more: dict[str, Any], chance: float, bits: float | None
+) -> None:
+    evaluator = pytest.importorskip("lm_eval.evaluator")
+    loaded = {"tasks": {"t": task(**more)}}
+    scores = from_harness(evaluator.evaluate(Guesses(), loaded, bootstrap_iters=0), "t", tasks=loaded["tasks"])
+    assert (scores["n"], scores["chance"]) == (2, chance)
+    assert scores["answer_bpb"] == (None if bits is None else pytest.approx(bits))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +14,11 @@ from gatebench.config import RetrievalConfig, RopeScalingConfig
 from gatebench.errors import UserError
 from gatebench.evaluation.generation import completer
 from gatebench.evaluation.long_context import run_long
-from gatebench.evaluation.long_context.ruler_scores import Setting, tasks_that_fit, uncached_completer
+from gatebench.evaluation.long_context.ruler_scores import RulerPrompts, tasks_that_fit
 from gatebench.evaluation.long_context.run_long import Condition, Request, measure, stretched
 from gatebench.evaluation.probes.interventions import parse
 from gatebench.evaluation.probes.run_probes import open_run
+from gatebench.files import read_object
 from gatebench.report.read import long_results, results
 from gatebench.training.run import Trained
 from tests.cli.commands import Command
@@ -49,7 +49,7 @@ def found(trained: Trained) -> dict[str, dict[str, Any]]:
 def test_each_condition_has_a_file_with_every_length(run_dir: Path, found: dict[str, dict[str, Any]]) -> None:
     assert sorted(found) == ["plain", "yarn4"]
     for name, record in found.items():
-        assert json.loads((run_dir / "long" / f"{name}.json").read_text()) == record
+        assert read_object(run_dir / "long" / f"{name}.json") == record
         assert list(record["lengths"]) == ["256", "512"]
         assert record["window"] == 32
     assert found["plain"]["rope_scaling"] is None
@@ -113,15 +113,18 @@ def test_names_of_conditions() -> None:
 
 
 def test_without_a_cache_answers_are_the_same(trained: Trained) -> None:
-    setting = Setting(trained.corpus, True, 1, 0, None)  # type: ignore[arg-type]
-    prompts = [[0, 5, 6, 7], [0, 9, 8, 11]]
-    cached = completer(trained.model, setting.decode, device=CPU, stop=(setting.corpus.eos_id,))
-    assert uncached_completer(trained.model, setting, CPU)(prompts, 6) == cached(prompts, 6)
+    prompts = RulerPrompts(trained.corpus, True, 1, 0, None)  # type: ignore[arg-type]
+    ids = [[0, 5, 6, 7], [0, 9, 8, 11]]
+    answers = [
+        completer(trained.model, prompts.decode, device=CPU, stop=(prompts.corpus.eos_id,), cached=cached)(ids, 6)
+        for cached in (True, False)
+    ]
+    assert answers[0] == answers[1]
 
 
 def test_tasks_that_do_not_fit_the_shortest_length_are_left_out(trained: Trained) -> None:
-    setting = Setting(trained.corpus, True, 1, 0, 4)  # type: ignore[arg-type]
-    fit, left_out = tasks_that_fit(setting, ["niah_single_1", "cwe"], 180)
+    prompts = RulerPrompts(trained.corpus, True, 1, 0, 4)  # type: ignore[arg-type]
+    fit, left_out = tasks_that_fit(prompts, ["niah_single_1", "cwe"], 180)
     assert fit == ["niah_single_1"]
     assert "does not fit length 180" in left_out["cwe"]
 

@@ -6,15 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from gatebench.config import ModelConfig
 from gatebench.data.tokens import Corpus
 from gatebench.errors import UserError
-from gatebench.evaluation.long_context import by_position, heldout_pieces, token_losses, windows_of
-from gatebench.evaluation.long_context.positions import CHUNK
-from gatebench.evaluation.perplexity import token_nll
-from gatebench.model.build import build_model
+from gatebench.evaluation.long_context.positions import by_position, heldout_pieces, windows_of
 
 PIECES = np.arange(2 * 65).reshape(2, 65)
 
@@ -44,17 +39,6 @@ def test_pieces_take_turns_between_domains(tiny_corpus: Path) -> None:
 def test_a_length_without_text_is_refused(tiny_corpus: Path) -> None:
     with pytest.raises(UserError, match=r"length 10000000: corpus 'tiny' has not so much held-out text; legal: \d+ or"):
         heldout_pieces(Corpus.open(tiny_corpus), 10_000_000, 1)
-
-
-def test_losses_in_chunks_are_those_of_perplexity() -> None:
-    shape = ModelConfig(n_layers=1, d_model=16, n_heads=2, n_kv_heads=1, head_dim=8, ffn_dim=16, vocab_size=11)
-    model = build_model(shape, "registers4")
-    windows = np.random.default_rng(0).integers(0, 11, (3, CHUNK + 41))
-    how = {"batch_size": 2, "device": torch.device("cpu")}
-    ours = token_losses(model, windows, **how)  # type: ignore[arg-type]
-    theirs = token_nll(model, windows[:, :-1], windows[:, 1:], **how)  # type: ignore[arg-type]
-    assert ours.shape == (3, CHUNK + 40)
-    assert np.allclose(ours, theirs, atol=1e-5)
 
 
 def test_bins_and_the_last_quarter() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gatebench.evaluation.ruler import Sample, evaluate, sample_scores, score
-from gatebench.evaluation.ruler.scoring import found
+from gatebench.evaluation.ruler.scoring import output_score
 
 
 def sample(*answers: str) -> Sample:
@@ -25,8 +25,8 @@ def sample(*answers: str) -> Sample:
     ],
 )
 def test_substrings_whatever_the_case(output: str, everything: float, anything: float) -> None:
-    assert found(output, ("Paris", "London"), "all") == everything
-    assert found(output, ("Paris", "London"), "part") == anything
+    assert output_score(output, ("Paris", "London"), "all") == everything
+    assert output_score(output, ("Paris", "London"), "part") == anything
 
 
 def test_a_task_scores_the_mean_of_shares_or_the_share_of_any() -> None:
