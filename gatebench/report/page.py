@@ -7,26 +7,28 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 import pandas as pd
 from markupsafe import Markup
 from PIL import Image
 
-from gatebench.config import differences
+from gatebench import metrics
 from gatebench.errors import UserError
+from gatebench.files import write_atomic
+from gatebench.identity import differences
 from gatebench.recipes import make_run, to_yaml
 from gatebench.report.analysis.claims import ClaimResult
 from gatebench.report.analysis.comparison import MetricRow
 from gatebench.report.analysis.flags import flag_text, run_flags
+from gatebench.report.study_report import SettingReport, StudyReport
 from gatebench.report.tables import claims_table
+from gatebench.report.tables.blocks import Cell, Table, table
+from gatebench.report.tables.comparison_sentences import sentences
 from gatebench.report.tables.comparison_table import verdict_cell
-from gatebench.report.tables.text import header_lines, number, p_value, scale
+from gatebench.report.text import header_lines, number, p_value
 from gatebench.sweep.study import Study
-
-if TYPE_CHECKING:
-    from gatebench.report.study_report import SettingReport, StudyReport
 
 TEMPLATE = "page.html.j2"
 MAX_INLINED = 1_400_000
@@ -36,30 +38,11 @@ INLINED_COLORS = 64
 MAX_RUNS_SHOWN = 2_000
 
 _FIRST = ("loss_curves", "figure1", "first_token_share", "factors", "settings")
+_OF_A_RUN = ("avg_ppl", "final_train_loss", "first_token_excess", "m_act", "tokens", "tokens_per_s")
 _ENVIRONMENT = (
     "recipe", "corpus", "vocab_size", "seq_len", "eval_seq_len", "bos", "param_match", "precision", "compiled",
     "device", "threads", "n_devices", "machine", "torch_version", "gatebench_version", "git_commit", "git_dirty",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One cell of a sortable table."""
-
-    text: str
-    key: Any = None
-    """What it sorts by, where that is not the text."""
-    link: str = ""
-    style: str = ""
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table whose columns sort at a click and whose rows a word filters."""
-
-    id: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -72,6 +55,13 @@ class Picture:
     """Base64; empty for a link."""
 
 
+def write(report: StudyReport, claims: Sequence[ClaimResult]) -> Path:
+    """Write ``report.html`` of a study and return its path."""
+    path = report.runs.folder / "report.html"
+    write_atomic(path, render(report, claims))
+    return path
+
+
 def render(report: StudyReport, claims: Sequence[ClaimResult]) -> str:
     """Return the page. The same runs and figures give the same text."""
     runs, study = report.runs, report.runs.study
@@ -82,27 +72,28 @@ def render(report: StudyReport, claims: Sequence[ClaimResult]) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+    of_settings = [(_named(setting, table.heading), table) for setting in report.settings for table in setting.tables]
+    others = [*report.tables_across, *(table for setting in report.settings for table in setting.long)]
+    across = report.across_settings
     found = environment.get_template(TEMPLATE).render(
         study=study,
         n_runs=runs.frame["run"].nunique(),
         n_planned=runs.n_planned,
         header=_header(report),
         verdicts=list(_verdicts(report)),
-        claims=_claims_grid(claims),
+        claims=_claims(claims),
         rule=claims_table.RULE,
-        comparison=_comparison_grid(report),
-        paper_tables=[(_named(s, t.title), Markup(t.to_html())) for s in report.settings for t in s.tables]
-        + [(t.title, Markup(t.to_html())) for t in report.tables_across]
-        + [(t.title, Markup(t.to_html())) for s in report.settings for t in s.long]
-        + [(t.title, Markup(t.to_html())) for t in report.over_rates],
-        settings=None if report.across_settings is None else _frame_grid("settings", report.across_settings.to_frame()),
+        comparison=_comparisons(report),
+        tables=[
+            (title, Markup(table.to_html()))
+            for title, table in [*of_settings, *((table.heading, table) for table in (*others, *report.over_rates))]
+        ],
+        settings=None if across is None else _table_of(across.frame),
         factors=[
-            (_named(s, "Factor analysis"), _factor_grid(i, s), s.factors.legend())
-            for i, s in enumerate(report.settings)
-            if s.factors
+            (_named(setting, "Factor analysis"), setting.factors) for setting in report.settings if setting.factors
         ],
         pictures=_pictures(runs.folder),
-        runs=_runs_grid(runs.frame),
+        runs=_runs(runs.frame),
         n_rows=len(runs.frame),
         config=to_yaml(_config(study, study.variant_names()[0], 0)),
         differences=list(_differences(study)),
@@ -123,128 +114,90 @@ def _named(setting: SettingReport, title: str) -> str:
 def _verdicts(report: StudyReport) -> Iterator[tuple[str, str]]:
     """The first sentence on every variant, with its verdict as a style."""
     for setting in report.settings:
-        for item in setting.comparison.variants if setting.comparison else ():
+        if setting.comparison is None:
+            continue
+        for item in setting.comparison.variants:
             label = f"{setting.combination.label}: " if setting.combination.label else ""
-            yield (item.primary.comparison.verdict or "none"), label + item.sentences[0]
+            yield (item.primary.comparison.verdict or "none"), label + sentences(setting.comparison, item)[0]
 
 
-def _claims_grid(claims: Sequence[ClaimResult]) -> Grid:
+def _claims(claims: Sequence[ClaimResult]) -> Table:
     rows = []
     for index, result in enumerate(claims):
-        evidence = "; ".join(f"{e.outcome}: {e.test} ({e.study}: {e.text})" for e in result.evidence)
+        evidence = "; ".join(f"{e.outcome}: {e.test.text} ({e.study}: {e.text})" for e in result.evidence)
         rows.append(
             (
-                Cell(result.claim.id, index),
-                Cell(result.claim.text),
+                Cell(result.claim.id, value=index),
+                result.claim.text,
                 Cell(result.verdict, style=result.verdict),
-                Cell(evidence or "no run bears on it"),
-                Cell(", ".join(result.claim.studies)),
+                evidence or "no run bears on it",
+                ", ".join(result.claim.studies),
             )
         )
-    return Grid("claims", ("", "claim", "verdict", "evidence", "studies that test it"), tuple(rows))
+    return table(("", "claim", "verdict", "evidence", "studies that test it"), rows)
 
 
-def _comparison_grid(report: StudyReport) -> Grid:
+def _comparisons(report: StudyReport) -> Table:
+    """Every metric of every variant under every setting."""
     columns = (
-        "setting",
-        "variant",
-        "metric",
-        "baseline",
-        "variant's",
-        "difference",
-        "95 % interval",
-        "resolvable",
-        "Holm p",
-        "verdict",
+        *("setting", "variant", "metric", "baseline", "variant's", "difference", "95 % interval", "resolvable"),
+        *("Holm p", "verdict"),
     )
-    rows = [
-        (Cell(setting.combination.label), Cell(item.name), *_metric_cells(row))
+    rows: list[tuple[str | Cell, ...]] = [
+        (setting.combination.label, item.name, *_metric_cells(row))
         for setting in report.settings
         if setting.comparison
         for item in setting.comparison.variants
         for row in item.rows
     ]
-    return Grid("comparison", columns, tuple(rows))
+    return table(columns, rows)
 
 
 def _metric_cells(row: MetricRow) -> Iterator[Cell]:
     c, kind = row.comparison, row.metric.kind
 
     def value(x: float, *, signed: bool = False) -> Cell:
-        return Cell(number(x, kind, signed=signed, like=row.variant_mean), x)
+        return Cell(number(x, kind, signed=signed, like=row.variant_mean), value=x)
 
-    yield Cell(row.metric.title.strip())
+    yield Cell(row.metric.row_title.strip())
     yield value(row.baseline_mean)
     yield value(row.variant_mean)
     yield value(c.mean, signed=True)
     low, high = (number(x, kind, signed=True, like=row.variant_mean) for x in (c.low, c.high))
-    yield Cell(f"{low} to {high}" if c.low == c.low else "-", c.low)
+    yield Cell(f"{low} to {high}" if c.low == c.low else "-", value=c.low)
     yield value(c.resolvable)
-    yield Cell(p_value(c.p_adjusted), c.p_adjusted)
-    yield Cell(verdict_cell(row), style=c.verdict or "")
+    yield Cell(p_value(c.p_adjusted), value=c.p_adjusted)
+    yield verdict_cell(row)
 
 
-def _factor_grid(index: int, setting: SettingReport) -> Grid:
-    assert setting.factors is not None
-    rows = [
-        (
-            Cell(e.factor),
-            Cell(e.level),
-            Cell(f"{e.percent:+.2f} %", e.percent),
-            Cell(f"{e.low:+.2f} to {e.high:+.2f}", e.low),
-            Cell(p_value(e.p_adjusted), e.p_adjusted),
-        )
-        for e in setting.factors.effects
-    ]
-    return Grid(f"factors{index}", ("factor", "effect of", "change of Avg PPL", "95 % interval", "Holm p"), tuple(rows))
-
-
-def _frame_grid(name: str, frame: pd.DataFrame) -> Grid:
-    rows = [tuple(_plain(value) for value in record) for record in frame.itertuples(index=False)]
-    return Grid(name, tuple(map(str, frame.columns)), tuple(rows))
+def _table_of(frame: pd.DataFrame) -> Table:
+    return table(list(map(str, frame.columns)), [[_plain(value) for value in row] for row in frame.to_numpy(object)])
 
 
 def _plain(value: Any) -> Cell:
     if isinstance(value, float):
-        return Cell(f"{value:.4g}" if value == value else "-", value)
-    return Cell(str(value), value if isinstance(value, int) else None)
+        return Cell(f"{value:.4g}" if value == value else "-", value=value)
+    return Cell(str(value), value=value if isinstance(value, int) else None)
 
 
-def _runs_grid(frame: pd.DataFrame) -> Grid:
-    columns = (
-        "run",
-        "variant",
-        "setting",
-        "seed",
-        "status",
-        "Avg PPL",
-        "training loss",
-        "share / floor",
-        "M-Act",
-        "tokens",
-        "tokens/s",
-        "flags",
-    )
+def _runs(frame: pd.DataFrame) -> Table:
+    shown = [metrics.get(key) for key in _OF_A_RUN]
+    columns = ("run", "variant", "setting", "seed", "status", *(metric.heading for metric in shown), "flags")
     rows = []
     for _, run in frame.head(MAX_RUNS_SHOWN).iterrows():
         flags = "; ".join(flag_text(flag) for flag in run_flags(run))
         rows.append(
             (
                 Cell(run["run"], link=f"../runs/{run['run']}/"),
-                Cell(run["variant"]),
-                Cell(run["setting"]),
-                Cell(str(run["seed"]), run["seed"]),
+                run["variant"],
+                run["setting"],
+                Cell(str(run["seed"]), value=run["seed"]),
                 Cell(run["status"], style="worse" if run["status"] == "diverged" else ""),
-                Cell(number(run["avg_ppl"], "perplexity"), run["avg_ppl"]),
-                Cell(number(run["final_train_loss"], "bits"), run["final_train_loss"]),
-                Cell(number(run["first_token_excess"], "ratio"), run["first_token_excess"]),
-                Cell(number(run["m_act"], "activation"), run["m_act"]),
-                Cell(scale(run["tokens"]), run["tokens"]),
-                Cell(number(run["tokens_per_s"], "speed"), run["tokens_per_s"]),
-                Cell(flags),
+                *(Cell(metric.text(run[metric.key]), value=run[metric.key]) for metric in shown),
+                flags,
             )
         )
-    return Grid("runs", columns, tuple(rows))
+    return table(columns, rows)
 
 
 def _pictures(folder: Path) -> list[Picture]:
@@ -272,7 +225,7 @@ def _with_few_colors(path: Path) -> bytes:
 
 
 def _config(study: Study, variant: str, combination: int) -> Any:
-    return make_run(study.recipe, variant, study.seeds[0], study.combinations()[combination].overrides)
+    return make_run(study.recipe, variant, study.seeds[0], study.combinations()[combination].settings)
 
 
 def _differences(study: Study) -> Iterator[tuple[str, list[str]]]:

@@ -48,6 +48,7 @@ def write_study_runs(
     avg_ppl: Callable[[PlannedRun], float],
     changes: Callable[[PlannedRun], dict[str, Any]] = lambda run: {},
     n_steps: int = 60,
+    probes: str = "all",
 ) -> None:
     """Write a finished run directory for every planned run of a study."""
     for run in plan(load_study(name)):
@@ -57,4 +58,4 @@ def write_study_runs(
         row = summary(run.config.variant, run.config.seed, avg_ppl(run), **LAB)
         row |= {"recipe": run.config.recipe, "overrides": run.config.overrides, "fingerprint": run.config.fingerprint}
         row |= {"curve_hash": run.config.run_name, "run": run.config.run_name, **changes(run)}
-        write_run(runs_dir(), row, n_steps)
+        write_run(runs_dir(), row, n_steps, probes)

@@ -104,14 +104,18 @@ def diverged(variant: str, seed: int, step: int) -> dict[str, Any]:
     return row
 
 
-def write_run(root: Path, row: Mapping[str, Any], n_steps: int = 300) -> Path:
-    """Write one run directory with this summary, a loss curve that falls to it and probes that agree with it."""
+def write_run(root: Path, row: Mapping[str, Any], n_steps: int = 300, probes: str = "all") -> Path:
+    """Write one run directory with this summary, a loss curve that falls to it and probes that agree with it.
+
+    ``probes``: "all"; "shares" for those of attention and gates alone, of which fewer figures are drawn; "none".
+    """
     directory = root / str(row["run"])
     directory.mkdir(parents=True)
     rng = np.random.default_rng(zlib.crc32(f"curve/{row['run']}".encode()))
     _write_curve(directory / "metrics.jsonl", row, n_steps, rng)
     if row["status"] == "done":
-        _write_probes(directory / "probes.npz", row, rng)
+        if probes != "none":
+            _write_probes(directory / "probes.npz", row, rng, of_activations=probes == "all")
         flat = {key: value for key, value in row.items() if key.startswith(("first_token_", "gate_"))}
         (directory / "probes.json").write_text(json.dumps(flat), encoding="utf-8")
     (directory / "summary.json").write_text(json.dumps(row), encoding="utf-8")
@@ -145,19 +149,22 @@ def _write_curve(path: Path, row: Mapping[str, Any], n_steps: int, rng: np.rando
             file.write(json.dumps(record) + "\n")
 
 
-def _write_probes(path: Path, row: Mapping[str, Any], rng: np.random.Generator) -> None:
+def _write_probes(path: Path, row: Mapping[str, Any], rng: np.random.Generator, of_activations: bool) -> None:
     share = row["first_token_share"] * (1 + 0.2 * rng.standard_normal((N_LAYERS, N_HEADS)))
     share += row["first_token_share"] - share.mean()
     arrays = {
         "first_token_share": share,
         "first_token_share_excl": (SEQ_LEN * share - 1) / (SEQ_LEN - 1),
         "max_activation": row["m_act"] * np.linspace(0.5, 1.5, N_LAYERS),
-        "activation_max": row["m_act"] * np.linspace(0.5, 1.5, 4 * N_LAYERS).reshape(N_LAYERS, 4),
-        "activation_top3": row["m_act"] * np.linspace(1.5, 0.5, 12 * N_LAYERS).reshape(N_LAYERS, 4, 3),
-        "activation_median": np.ones((N_LAYERS, 4)),
-        "sdpa_abs_before": np.full(N_LAYERS, 0.7),
-        "sdpa_below_before": np.full((N_LAYERS, 2), 0.1),
     }
+    if of_activations:
+        arrays |= {
+            "activation_max": row["m_act"] * np.linspace(0.5, 1.5, 4 * N_LAYERS).reshape(N_LAYERS, 4),
+            "activation_top3": row["m_act"] * np.linspace(1.5, 0.5, 12 * N_LAYERS).reshape(N_LAYERS, 4, 3),
+            "activation_median": np.ones((N_LAYERS, 4)),
+            "sdpa_abs_before": np.full(N_LAYERS, 0.7),
+            "sdpa_below_before": np.full((N_LAYERS, 2), 0.1),
+        }
     if row["gate_mean"] is not None:
         edges = np.linspace(0, 1, 51)
         scores = [rng.beta(1.0 + 0.4 * layer, 2.4, size=20_000) for layer in range(N_LAYERS)]

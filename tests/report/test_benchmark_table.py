@@ -12,11 +12,11 @@ import pandas as pd
 import pytest
 
 from gatebench.errors import UserError
+from gatebench.report.analysis import paper_tables as tables
 from gatebench.report.read import committed_frames as compact
 from gatebench.report.read import results
 from gatebench.report.read.benchmark_results import at_chance, columns
-from gatebench.report.tables import benchmark_table
-from gatebench.report.tables import paper_tables as tables
+from gatebench.report.tables import benchmark_table, paper_table
 from gatebench.report.tables.benchmark_table import ASKED_DIFFERENTLY, GUESSED
 from tests.report.synthetic_runs import summary, write_run
 
@@ -126,17 +126,18 @@ def test_verdicts_are_paired_by_seed_and_none_is_given_where_both_guess(tmp_path
     assert guessed.at_chance and guessed.comparison is not None
     assert (guessed.comparison.verdict, guessed.comparison.reason) == (None, GUESSED)
     assert table.entry("baseline", "gb_cloze_law").comparison is None
-    text = table.to_markdown()
+    document = benchmark_table.document(table)
+    text = document.to_markdown()
     assert "| SDPA Headwise | 36.23 ± 0.52 ✓ | 24.60 ± 0.25 ° | 33.00 ± 0.00 |" in text
     assert "| gb_copy | 400 | 25.00 | v1 0-shot seed 1234 lm_eval 0.4.13 c0ffee00 |" in text
-    json.loads(table.to_json())
+    json.loads(document.to_json())
 
 
 def test_one_seed_gives_no_verdict(tmp_path: Path) -> None:
     table = benchmark_table.make(write_runs(tmp_path, typical, n_seeds=1), "baseline", ["g1_headwise"])
     assert table is not None
     assert not any(entry.comparison and entry.comparison.verdict for entry in table.entries)
-    assert "| g1_headwise | 36.00 | 24.50 ° |" in table.to_markdown()
+    assert "| g1_headwise | 36.00 | 24.50 ° |" in benchmark_table.document(table).to_markdown()
 
 
 def test_a_blocked_variant_has_no_verdict(tmp_path: Path) -> None:
@@ -171,18 +172,20 @@ def test_the_papers_table_has_ours_beside_its_own_and_marks_chance(tmp_path: Pat
     table = tables.make(1, frame, "baseline", ["g1_headwise"])
     assert table.row("g1_headwise").ours["bench/hellaswag"].mean == pytest.approx(33.0)
     assert table.row("baseline").ours["bench/hellaswag"].at_chance  # 27 % of 400 items
-    assert "27.00 ± 0.00 °" in table.to_markdown()
-    assert r"27.00 $\pm$ 0.00 $^{\circ}$" in table.to_latex()
-    assert "° at chance" in table.to_markdown()
-    assert "Not measured here: MMLU, GSM8k and C-eval." in table.to_markdown()
-    assert table.to_frame().set_index("variant")["bench/hellaswag_at_chance"].to_dict()["g1_headwise"] is False
+    made = paper_table.document(table)
+    assert "27.00 ± 0.00 °" in made.to_markdown()
+    assert r"27.00 $\pm$ 0.00 $^{\circ}$" in made.to_latex()
+    assert "° at chance" in made.to_markdown()
+    assert "Not measured here: MMLU, GSM8k and C-eval." in made.to_markdown()
+    assert made.frame.set_index("variant")["bench/hellaswag_at_chance"].to_dict()["g1_headwise"] is False
 
 
 def test_a_table_without_results_has_no_word_of_chance(tmp_path: Path) -> None:
     table = tables.make(1, write_runs(tmp_path, lambda variant, seed: []), "baseline", ["g1_headwise"])
-    for text in (table.to_markdown(), table.to_latex(), table.to_html(), table.to_json()):
+    made = paper_table.document(table)
+    for text in (made.to_markdown(), made.to_latex(), made.to_html(), made.to_json()):
         assert "at chance" not in text and "at_chance" not in text
-    assert not [name for name in table.to_frame() if "chance" in name]
+    assert not [name for name in made.frame if "chance" in name]
 
 
 def test_the_committed_frame_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -194,7 +197,7 @@ def test_the_committed_frame_gives_the_same_bytes(tmp_path: Path) -> None:
     for number, runs in enumerate((committed.assign(run_dir=frame["run_dir"]), committed)):
         table = benchmark_table.make(runs, "baseline", ["g1_headwise"])
         assert table is not None
-        forms.append([path.read_bytes() for path in table.write(tmp_path / str(number))])
+        forms.append([path.read_bytes() for path in benchmark_table.document(table).write(tmp_path / str(number))])
     assert forms[0] == forms[1]
     again = compact.write(committed, tmp_path / "study")
     assert again[0].read_bytes() == (tmp_path / "study" / "runs.csv").read_bytes()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import math
 from pathlib import Path
@@ -11,11 +10,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from rich.console import Console
 
 from gatebench.errors import UserError
 from gatebench.report.analysis.comparison import ComparisonTable, compare
 from gatebench.report.read import results
+from gatebench.report.tables.comparison_sentences import sentences
+from gatebench.report.tables.comparison_table import document
+from tests.report.printed import in_terminal
 from tests.report.synthetic_runs import diverged, summary, write_run, write_study
 
 THREE_SEEDS = {
@@ -32,11 +33,12 @@ def frame(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
 
 
 def rendered(table: ComparisonTable, width: int = 118) -> str:
-    console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(table.to_rich())
-    output = console.file
-    assert isinstance(output, io.StringIO)
-    return output.getvalue()
+    return in_terminal(document(table), width)
+
+
+def said(table: ComparisonTable) -> tuple[str, ...]:
+    """The sentences on the first variant."""
+    return sentences(table, table.variants[0])
 
 
 def test_the_primary_row_holds_the_paired_numbers(frame: pd.DataFrame) -> None:
@@ -57,6 +59,14 @@ def test_holm_is_over_all_variants_of_the_table(frame: pd.DataFrame) -> None:
     assert both.p_adjusted == pytest.approx(2 * alone.p)
 
 
+def test_a_probe_that_some_runs_have_is_a_row_without_a_verdict(frame: pd.DataFrame) -> None:
+    assert "Residual sinks" not in rendered(compare(frame, "baseline", ["g1_headwise"]))
+    table = compare(frame.assign(residual_sinks=2.0), "baseline", ["g1_headwise"])
+    row = table.variants[0].row("residual_sinks")
+    assert (row.metric.title, row.variant_mean, row.comparison.verdict) == ("Residual sinks", 2.0, None)
+    assert "Residual sinks" in rendered(table)
+
+
 def test_six_domains_are_one_family(frame: pd.DataFrame) -> None:
     rows = [r for r in compare(frame, "baseline", ["g1_headwise"]).variants[0].rows if r.metric.family == "domain"]
     assert len(rows) == 6
@@ -65,11 +75,12 @@ def test_six_domains_are_one_family(frame: pd.DataFrame) -> None:
 
 
 def test_two_seeds_resolve_little_and_the_report_says_how_little(frame: pd.DataFrame) -> None:
-    item = compare(frame[frame["seed"] < 2], "baseline", ["g1_headwise"]).variants[0]
+    table = compare(frame[frame["seed"] < 2], "baseline", ["g1_headwise"])
+    item = table.variants[0]
     # Differences -16.5 and -32: sd 10.96, half-width 12.706 * 10.96 / sqrt(2) = 98.47.
     assert item.primary.comparison.verdict == "not resolvable"
     assert item.primary.comparison.resolvable == pytest.approx(98.47, abs=0.01)
-    text = " ".join(item.sentences)
+    text = " ".join(said(table))
     assert "cannot tell g1_headwise from baseline" in text
     assert "could have resolved is 98.47 (56 %)" in text
     assert "about 4 seeds" in text
@@ -85,20 +96,23 @@ def test_a_family_of_ten_does_not_contradict_itself(tmp_path: Path) -> None:
     # t(0.9975, 2) = 14.0890 at the first step of Holm over ten tests: 14.0890 * 0.4 / sqrt(3)
     assert comparison.resolvable == pytest.approx(3.2537, abs=1e-4)
     assert (comparison.high - comparison.low) / 2 == pytest.approx(0.9937, abs=1e-4)
-    text = " ".join(item.sentences)
+    text = " ".join(said(table))
     assert "could have resolved in a family of 10 tests, whatever the others show, is 3.25 (3.2 %)" in text
     assert "would take about 4 seeds" in text
     for other in table.variants:
         for row in other.rows:
             if row.comparison.verdict == "not resolvable" and row.comparison.sd > 0:
                 assert abs(row.comparison.mean) <= row.comparison.resolvable
-    assert "half-width of the interval where a family has one test, and larger where it has more" in table.to_markdown()
+    assert (
+        "half-width of the interval where a family has one test, and larger where it has more"
+        in document(table).to_markdown()
+    )
 
 
 def test_one_seed_gives_no_verdict(frame: pd.DataFrame) -> None:
     table = compare(frame[frame["seed"] == 0], "baseline", ["g1_headwise"])
     assert all(row.comparison.verdict is None for row in table.variants[0].rows)
-    assert table.variants[0].sentences[0] == (
+    assert said(table)[0] == (
         "No verdict on g1_headwise: one seed gives none. "
         "Avg PPL 151.80 against 168.30, a difference of -16.50 (-9.8 %) at seed 0."
     )
@@ -113,7 +127,7 @@ def test_a_blocking_flag_at_one_seed_leaves_no_verdict_at_all(tmp_path: Path, ch
     write_run(tmp_path, summary("g1_headwise", 0, 151.8, **changes))
     table = compare(results.load(tmp_path), "baseline", ["g1_headwise"])
     assert all(row.comparison.verdict is None for row in table.variants[0].rows)
-    assert table.variants[0].sentences[0].startswith("No verdict on g1_headwise: ")
+    assert said(table)[0].startswith("No verdict on g1_headwise: ")
     assert "blocked" in rendered(table)
 
 
@@ -133,7 +147,7 @@ def test_a_diverged_run_is_a_dash_and_no_verdict(tmp_path: Path) -> None:
     table = compare(results.load(tmp_path), "baseline", ["g1_headwise"])
     row = table.variants[0].primary
     assert math.isnan(row.variant_mean) and row.comparison.verdict is None
-    assert "diverged at step 40" in table.variants[0].sentences[0]
+    assert "diverged at step 40" in said(table)[0]
     line = next(line for line in rendered(table).splitlines() if "Avg PPL" in line)
     assert line.split()[:4] == ["Avg", "PPL", "175.80", "-"]
 
@@ -141,7 +155,7 @@ def test_a_diverged_run_is_a_dash_and_no_verdict(tmp_path: Path) -> None:
 def test_a_missing_baseline_is_said_and_the_variant_still_shown(tmp_path: Path) -> None:
     write_study(tmp_path, {"g1_headwise": {0: 151.8, 1: 151.3}})
     table = compare(results.load(tmp_path), "baseline", ["g1_headwise"])
-    assert "the baseline has no run (seeds 0, 1)" in table.variants[0].sentences[0]
+    assert "the baseline has no run (seeds 0, 1)" in said(table)[0]
     assert table.variants[0].primary.variant_mean == pytest.approx(151.55)
 
 
@@ -153,10 +167,10 @@ def test_the_floor_stands_beside_the_first_token_share(frame: pd.DataFrame) -> N
 
 
 def test_without_a_sink_there_is_none_to_remove(frame: pd.DataFrame) -> None:
-    item = compare(frame, "baseline", ["g1_headwise"]).variants[0]
-    assert item.row("first_token_share").comparison.verdict is None
-    assert "no sink here that a gate could remove" in item.sentences[-1]
-    assert "at under 10^8 tokens (here 4.92 M) real text usually grows none" in item.sentences[-1]
+    table = compare(frame, "baseline", ["g1_headwise"])
+    assert table.variants[0].row("first_token_share").comparison.verdict is None
+    assert "no sink here that a gate could remove" in said(table)[-1]
+    assert "at under 10^8 tokens (here 4.92 M) real text usually grows none" in said(table)[-1]
 
 
 def test_a_sink_that_is_there_is_judged(tmp_path: Path) -> None:
@@ -164,9 +178,9 @@ def test_a_sink_that_is_there_is_judged(tmp_path: Path) -> None:
         for name, share in (("baseline", before), ("g1_headwise", after)):
             changes = {"first_token_share": share, "first_token_excess": share / 0.0239}
             write_run(tmp_path, summary(name, seed, 170.0 + seed, **changes))
-    item = compare(results.load(tmp_path), "baseline", ["g1_headwise"]).variants[0]
-    assert item.row("first_token_share").comparison.verdict == "better"
-    assert not any(sentence.startswith("Sinks") for sentence in item.sentences)
+    table = compare(results.load(tmp_path), "baseline", ["g1_headwise"])
+    assert table.variants[0].row("first_token_share").comparison.verdict == "better"
+    assert not any(sentence.startswith("Sinks") for sentence in said(table))
 
 
 def test_the_header_states_what_the_numbers_depend_on(frame: pd.DataFrame) -> None:
@@ -194,7 +208,7 @@ def test_the_terminal_table_fits_120_columns_without_wrapping(frame: pd.DataFram
 
 def test_csv_has_a_column_a_seed_and_every_number(frame: pd.DataFrame) -> None:
     table = compare(frame, "baseline", ["g1_headwise", "g1_elementwise"])
-    rows = table.to_frame().set_index(["variant", "metric"])
+    rows = document(table).frame.set_index(["variant", "metric"])
     assert rows.loc[("g1_elementwise", "avg_ppl"), "difference_seed_1"] == pytest.approx(-30.7)
     assert rows.loc[("g1_headwise", "n_params"), "difference"] == 2_304
     assert rows.loc[("g1_headwise", "gate_closed"), "variant_mean"] == pytest.approx(0.22)
@@ -207,7 +221,7 @@ def test_json_is_strict_and_has_null_where_there_is_no_number(frame: pd.DataFram
     def refuse(word: str) -> None:
         raise AssertionError(word)
 
-    data = json.loads(table.to_json(), parse_constant=refuse)
+    data = json.loads(document(table).to_json(), parse_constant=refuse)
     assert data["schema"] == 1
     (variant,) = data["variants"]
     assert variant["verdict"] is None
@@ -218,14 +232,15 @@ def test_json_is_strict_and_has_null_where_there_is_no_number(frame: pd.DataFram
 
 def test_the_same_runs_give_the_same_bytes(frame: pd.DataFrame, tmp_path: Path) -> None:
     variants = ["g1_headwise", "g1_elementwise"]
-    first = compare(frame, "baseline", variants, LABELS).write(tmp_path / "a")
-    second = compare(frame.sample(frac=1, random_state=3), "baseline", variants, LABELS).write(tmp_path / "b")
-    assert [path.name for path in first] == ["comparison.md", "comparison.csv", "comparison.json"]
+    first = document(compare(frame, "baseline", variants, LABELS)).write(tmp_path / "a")
+    mixed = frame.sample(frac=1, random_state=3)
+    second = document(compare(mixed, "baseline", variants, LABELS)).write(tmp_path / "b")
+    assert [path.name for path in first] == [f"comparison.{suffix}" for suffix in ("md", "csv", "json", "tex", "html")]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
 def test_the_csv_file_reads_back(frame: pd.DataFrame, tmp_path: Path) -> None:
-    path = compare(frame, "baseline", ["g1_headwise"]).write(tmp_path)[1]
+    path = document(compare(frame, "baseline", ["g1_headwise"])).write(tmp_path)[1]
     with path.open(newline="") as file:
         primary = next(csv.DictReader(file))
     assert float(primary["baseline_mean"]) == pytest.approx(175.533333)
@@ -233,7 +248,7 @@ def test_the_csv_file_reads_back(frame: pd.DataFrame, tmp_path: Path) -> None:
 
 
 def test_markdown_tables_are_well_formed(frame: pd.DataFrame) -> None:
-    text = compare(frame, "baseline", ["g1_headwise", "g1_elementwise"], LABELS).to_markdown()
+    text = document(compare(frame, "baseline", ["g1_headwise", "g1_elementwise"], LABELS)).to_markdown()
     tables = [line for line in text.splitlines() if line.startswith("|")]
     widths = {line.replace("\\|", "").count("|") for line in tables}
     assert widths == {8}  # the overview and both tables have seven columns

@@ -12,7 +12,9 @@ import pytest
 from gatebench.errors import UserError
 from gatebench.gatespec import factorial
 from gatebench.report.analysis import factors
+from gatebench.report.figures import factors_figure
 from gatebench.report.read import results
+from gatebench.report.tables import factors_table
 from tests.report.synthetic_runs import diverged, summary
 
 POSITION = {"g1": -3.0, "g2": -1.0, "g3": 1.0, "g4": 1.0, "g5": 2.0}
@@ -79,7 +81,7 @@ def test_the_effects_of_a_factor_over_positions_add_up_to_zero(found: factors.Fa
 
 def test_a_diverged_gate_is_left_out_and_said(tmp_path: Path) -> None:
     found = factors.analyse(grid(left_out=("g3_headwise",)))
-    assert found.n_left_out == 3 and "3 diverged" in found.to_markdown()
+    assert found.n_left_out == 3 and "3 diverged" in factors_table.document(found).to_markdown()
 
 
 def test_a_gate_with_a_temperature_is_no_cell_of_the_factorial() -> None:
@@ -116,7 +118,10 @@ def test_too_few_gates_are_refused() -> None:
 
 
 def test_the_files_are_the_same_twice(found: factors.FactorAnalysis, tmp_path: Path) -> None:
-    first = found.write(tmp_path / "a", tmp_path / "a")
-    second = found.write(tmp_path / "b", tmp_path / "b")
-    assert [path.name for path in first] == [f"factors.{s}" for s in ("md", "csv", "json", "png", "pdf", "svg")]
+    first, second = (
+        factors_table.document(found).write(folder) + factors_figure.write(found, folder)
+        for folder in (tmp_path / "a", tmp_path / "b")
+    )
+    suffixes = ("md", "csv", "json", "tex", "html", "png", "pdf", "svg")
+    assert [path.name for path in first] == [f"factors.{suffix}" for suffix in suffixes]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]

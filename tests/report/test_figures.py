@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import matplotlib.image
@@ -11,7 +15,10 @@ import pytest
 
 from gatebench.errors import UserError
 from gatebench.report.figures import comparison_figures as figures
-from gatebench.report.figures.style import variant_style
+from gatebench.report.figures import save
+from gatebench.report.figures.loss_curves import smoothed
+from gatebench.report.figures.panels import legend_above, new_figure
+from gatebench.report.figures.style import PAGE_WIDTH, drawing, variant_style
 from gatebench.report.read import results
 from tests.report.synthetic_runs import diverged, write_run, write_study
 
@@ -57,8 +64,8 @@ def test_nothing_to_draw_is_one_line(frame: pd.DataFrame, tmp_path: Path) -> Non
 
 
 def test_smoothing_has_no_start_up_bias_and_ends_with_the_run() -> None:
-    assert figures.smoothed(np.full(500, 3.25)) == pytest.approx(np.full(500, 3.25))
-    ends = figures.smoothed(np.array([4.0, 4.0, np.nan, np.inf]))
+    assert smoothed(np.full(500, 3.25)) == pytest.approx(np.full(500, 3.25))
+    ends = smoothed(np.array([4.0, 4.0, np.nan, np.inf]))
     assert np.isnan(ends).tolist() == [False, False, True, True]
 
 
@@ -68,3 +75,61 @@ def test_a_variant_looks_the_same_everywhere_and_unlike_its_neighbours() -> None
     assert variant_style("g1_elementwise").color == "#0072B2"
     assert variant_style("baseline").color == "#000000"
     assert variant_style("kv_heads_x2") == variant_style("kv_heads_x2")
+
+
+def test_a_style_is_that_of_the_gate_whatever_stands_beside_it() -> None:
+    both = variant_style("sandwich_norm+g1_headwise")
+    assert both == variant_style("sandwich_norm+g1_headwise", "g2_headwise")
+    assert both.linestyle == variant_style("g1_headwise").linestyle == "--"
+    assert both.color not in (variant_style("g1_headwise").color, variant_style("sandwich_norm").color)
+    assert variant_style("from/elsewhere") == variant_style("from/elsewhere")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from gatebench import files
+from gatebench.report.figures import save
+from gatebench.report.figures.panels import new_figure
+
+def killed(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+os.replace = killed
+figure = new_figure(2, 2)
+figure.subplots().plot([0, 1])
+save.save(figure, Path(sys.argv[1]) / "line")
+"""
+
+
+def test_a_killed_process_leaves_the_old_figure_whole(tmp_path: Path) -> None:
+    with drawing():
+        figure = new_figure(2, 2)
+        figure.subplots().plot([1, 0])
+        before = {path: path.read_bytes() for path in save.save(figure, tmp_path / "line")}
+    done = subprocess.run([sys.executable, "-c", KILLED, tmp_path], env={**os.environ, "PYTHONPATH": os.getcwd()})
+    assert done.returncode == -signal.SIGKILL
+    assert {path: path.read_bytes() for path in before} == before
+    assert [path.name for path in tmp_path.glob("line.png.*.tmp")], "it was killed between writing and renaming"
+
+
+def test_a_figure_that_cannot_be_drawn_leaves_nothing(tmp_path: Path) -> None:
+    figure = new_figure(2, 2)
+    figure.subplots().set_title("$unbalanced {$")
+    with pytest.raises(ValueError, match="unbalanced"):
+        save.save(figure, tmp_path / "line")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_legend_never_is_wider_than_its_figure() -> None:
+    with drawing():
+        figure = new_figure(PAGE_WIDTH, 3.0)
+        axes = figure.subplots()
+        for n in range(9):
+            axes.plot([0, n], label=f"SDPA Elementwise Gate (NS-sigmoid), x mean gate {n}")
+        legend_above(figure, axes)
+        figure.canvas.draw()
+        (legend,) = figure.legends
+        box = legend.get_window_extent()
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+        assert figure.get_figheight() > 3.0

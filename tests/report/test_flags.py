@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from gatebench.report.analysis.flags import comparison_flags, flag_text
+from gatebench.report.analysis.flags import comparison_flags, flag_text, saturated_gates
+from gatebench.report.read.probe_files import ProbedRun
+from gatebench.report.tables import destination_table
 from tests.report.synthetic_runs import diverged, summary
 
 
@@ -110,3 +113,38 @@ def test_one_fault_at_several_seeds_is_told_once() -> None:
     ours = runs(*(summary("g1_headwise", seed, 151.8, precision="bf16") for seed in (0, 1)))
     texts = [flag_text(f) for f in comparison_flags(theirs, ours, "g1_headwise") if f.code == "other_settings"]
     assert len(texts) == 1 and texts[0].endswith("(seeds 0, 1)")
+
+
+def probed(variant: str, at_end: float, logit: float) -> ProbedRun:
+    """Two layers of two heads that are as they should be, but for the second head of the first layer."""
+    usual = {"mean": np.full((2, 2), 0.45), "at_end": np.full((2, 2), 0.05), "abs_logit": np.full((2, 2), 1.2)}
+    for name, value in {"mean": 0.30, "at_end": at_end, "abs_logit": logit}.items():
+        usual[name][0, 1] = value
+    arrays = {f"gate_g1_head_{name}": values for name, values in usual.items()}
+    return ProbedRun("x", variant, 3, {}, {**arrays, "gate_g1_mean": np.full(2, 0.4)})
+
+
+def test_a_saturated_gate_is_named_by_layer_and_head_and_blocks_nothing() -> None:
+    (flag,) = saturated_gates(probed("g1_headwise", 0.55, 16.0))
+    assert (flag.code, flag.blocking, flag.seeds) == ("saturated_gate", False, (3,))
+    assert flag_text(flag) == (
+        "g1_headwise: gate g1 of layer 1, head 2 is saturated: mean |pre-activation| 16.0, 55% of its scores below 0.1 "
+        "or above 0.9, mean score 0.30 (seed 3)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("variant", "at_end", "logit"),
+    [("g1_headwise", 0.55, 7.9), ("g1_headwise", 0.49, 16.0), ("g1_headwise_tanh", 0.55, 16.0)],
+)
+def test_what_is_no_saturated_gate(variant: str, at_end: float, logit: float) -> None:
+    """A small logit is sparse and still learns; few ends are outliers; 0.1 and 0.9 are no ends of a tanh."""
+    assert saturated_gates(probed(variant, at_end, logit)) == []
+
+
+def test_a_saturated_gate_is_in_every_form_of_the_table_of_a_probe() -> None:
+    flag = saturated_gates(probed("g1_headwise", 0.55, 16.0))
+    summary = {"corpus": "made_up", "bos": True, "seq_len": 8, "probe_tokens": 64}
+    document = destination_table.document([], [ProbedRun("x", "g1_headwise", 3, summary, {})], flag)
+    for form in (document.to_markdown(), document.to_latex(), document.to_html()):
+        assert "layer 1, head 2 is saturated" in form

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gatebench.report.tables.intervention_table import Change, Row
+from gatebench.report.analysis.interventions import Change, Row
 
 
 @pytest.mark.parametrize(

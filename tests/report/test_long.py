@@ -10,11 +10,10 @@ import pandas as pd
 import pytest
 
 from gatebench.errors import UserError
-from gatebench.report import long_report
+from gatebench.report.analysis import paper_tables as tables
 from gatebench.report.figures import long_figures
 from gatebench.report.read import long_results, results
-from gatebench.report.tables import paper_tables as tables
-from gatebench.report.tables.long_table import decline_table, lines, metric_table
+from gatebench.report.tables.long_table import decline_table, documents, lines, metric_table
 from tests.report.synthetic_runs import summary
 
 SHARES = {"baseline": 0.50, "g1_headwise": 0.05, "g1_elementwise": 0.10, "softmax1": 0.02, "sink_logits": 0.03}
@@ -63,8 +62,8 @@ def test_how_it_was_asked_stands_below_the_table(tmp_path: Path) -> None:
     short = record(None, 256, 80.0)
     short["lengths"]["256"]["ruler"]["vt"]["asked"] = {**short["lengths"]["256"]["text"]["asked"], "digits": 2}
     how = long_results.columns(write(tmp_path, plain=short))["long_asked"]
-    table = metric_table("mine", runs().assign(long_asked=how), "ruler", ["baseline"], {}, "baseline")
-    assert table.legend.endswith("5 samples seed 42 wording gatebench numbers of 2 digits: vt.")
+    document = metric_table("mine", runs().assign(long_asked=how), "ruler", ["baseline"], {}, "baseline")
+    assert document.to_dict()["legend"].endswith("5 samples seed 42 wording gatebench numbers of 2 digits: vt.")
 
 
 def test_every_way_in_which_tasks_were_asked_is_said(tmp_path: Path) -> None:
@@ -99,12 +98,13 @@ def runs() -> pd.DataFrame:
 
 
 def test_brackets_hold_the_change_from_the_runs_as_they_were_trained() -> None:
-    table = metric_table("mine", runs(), "ruler", ["baseline"], {}, "baseline")
-    assert table.columns == ("variant", "condition", "1x", "4x")
-    assert table.rows[0][:2] == ("baseline", "as trained") and table.rows[0][3] == "-"
-    assert table.rows[1][:2] == ("baseline", "YaRN")
-    assert table.rows[1][2] == "80.00 ± 2.48 (-1.00)"  # t(2) sd / sqrt(3)
-    assert table.rows[1][3].startswith("60.96 ± ") and "(" not in table.rows[1][3]
+    (table,) = metric_table("mine", runs(), "ruler", ["baseline"], {}, "baseline").tables
+    assert [column.title for column in table.columns] == ["variant", "condition", "1x", "4x"]
+    trained, stretched = ([cell.text for cell in row] for row in table.rows)
+    assert trained[:2] == ["baseline", "as trained"] and trained[3] == "-"
+    assert stretched[:2] == ["baseline", "YaRN"]
+    assert stretched[2] == "80.00 ± 2.48 (-1.00)"  # t(2) sd / sqrt(3)
+    assert stretched[3].startswith("60.96 ± ") and "(" not in stretched[3]
 
 
 def test_lines_are_the_slopes_that_went_in() -> None:
@@ -116,18 +116,22 @@ def test_lines_are_the_slopes_that_went_in() -> None:
     assert (points.n_runs, points.n_variants, points.r_squared) == (15, 5, pytest.approx(1.0))
 
 
+def legend_of_decline(frame: pd.DataFrame) -> str:
+    document = decline_table("mine", frame, "baseline")
+    assert document is not None
+    return str(document.to_dict()["legend"])
+
+
 def test_a_decline_is_read_as_an_association_at_most() -> None:
-    table = decline_table("mine", runs(), "baseline")
-    assert table is not None
-    assert "variants with more sink decline more" in table.legend and "shows no cause" in table.legend
-    assert "No run has a sink" not in table.legend
-    small = decline_table("mine", runs().assign(**{"long_excess/1x": 1.75}), "baseline")
-    assert small is not None and "(the largest share is 1.75 times its floor, below 2)" in small.legend
+    legend = legend_of_decline(runs())
+    assert "variants with more sink decline more" in legend and "shows no cause" in legend
+    assert "No run has a sink" not in legend
+    small = legend_of_decline(runs().assign(**{"long_excess/1x": 1.75}))
+    assert "(the largest share is 1.75 times its floor, below 2)" in small
     few = runs()
     assert decline_table("mine", few[few["variant"].isin(["baseline", "g1_headwise", "softmax1"])], "baseline") is None
     flat = runs().assign(**{"ruler_yarn/4x": [60.0, 61.0, 59.0] * 5, "long_loss/4x": [3.1, 3.0, 2.9] * 5})
-    table = decline_table("mine", flat, "baseline")
-    assert table is not None and "no association is resolved over 5 variants" in table.legend
+    assert "no association is resolved over 5 variants" in legend_of_decline(flat)
 
 
 def test_table_5_has_our_lengths_beside_the_papers() -> None:
@@ -151,10 +155,10 @@ def test_everything_is_written(tmp_path: Path) -> None:
     frame = runs().assign(run_dir="")
     here = write(tmp_path / "run", plain=record(None, 256, 80.0), yarn4=record(4, 256, 60.0))
     frame.loc[0, "run_dir"] = str(here)
-    assert long_report.is_measured(frame)
-    made, files = long_report.write(
-        "mine", frame, list(SHARES), {}, "baseline", tmp_path / "tables", tmp_path / "figures"
-    )
+    assert documents("mine", frame[["variant", "seed"]], list(SHARES), {}, "baseline") == []
+    made = documents("mine", frame, list(SHARES), {}, "baseline")
+    files = [path for table in made for path in table.write(tmp_path / "tables")]
+    files += long_figures.write(frame, list(SHARES), {}, "baseline", tmp_path / "figures")
     assert [table.name for table in made] == ["long_ruler", "long_loss", "long_share", "long_decline"]
     names = {path.name for path in files}
     assert {"long_ruler.md", "long_lengths.svg", "long_positions.png", "long_depths.pdf"} <= names

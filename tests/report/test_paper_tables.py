@@ -11,10 +11,14 @@ import pandas as pd
 import pytest
 
 from gatebench import paper, variants
+from gatebench.report.analysis import paper_tables as tables
+from gatebench.report.analysis.paper_table import Column, PaperTable
+from gatebench.report.read import committed_frames as compact
 from gatebench.report.read import results
-from gatebench.report.tables import paper_tables as tables
-from gatebench.report.tables.paper_table import Column, PaperTable
-from gatebench.report.tables.paper_table_rendering import to_html, to_latex, to_markdown
+from gatebench.report.tables.document import Document
+from gatebench.report.tables.paper_table import document
+from gatebench.report.text import seed_counts
+from tests.report.printed import in_terminal
 from tests.report.synthetic_runs import diverged, summary
 
 TASKS = ("hellaswag", "mmlu", "gsm8k", "humaneval", "ceval", "cmmlu")
@@ -76,7 +80,7 @@ def test_table_7_is_our_recipes_beside_the_papers_shapes() -> None:
             assert ours == row.theirs.get(column.paper or "", "-"), (row.label, column.key)
     assert models[0].ours["hidden_size"].mean == 2048 and models[1].ours["hidden_size"].mean == 1536
     assert table.rows[3].variant == "quick" and table.rows[3].theirs == {}
-    assert "seeds" not in to_markdown(table)
+    assert "seeds" not in document(table).to_markdown()
 
 
 def test_table_5_says_what_its_runs_lack_and_what_was_changed() -> None:
@@ -84,7 +88,7 @@ def test_table_5_says_what_its_runs_lack_and_what_was_changed() -> None:
     rows = [summary(name, seed, 150.0, overrides="train.steps=500") for name, seed in runs]
     table = tables.make(5, results.as_frame(rows), "baseline", ["g1_elementwise"])
     assert table.notes == ("g1_elementwise has no run at seed 1",)
-    assert "with train.steps=500" in to_markdown(table)
+    assert "with train.steps=500" in document(table).to_markdown()
 
 
 def test_settings_in_common_stand_in_the_header_of_a_table_over_several() -> None:
@@ -141,7 +145,7 @@ def test_verdict_marks_and_bold(ours: PaperTable) -> None:
         "baseline": None, "g1_elementwise": "better", "g2_elementwise": "worse", "g5_elementwise": "not resolvable",
         "g1_headwise": "better",
     }  # fmt: skip
-    lines = to_markdown(ours).splitlines()
+    lines = document(ours).to_markdown().splitlines()
     best = next(line for line in lines if line.startswith("| SDPA Elementwise G1 |") and "✓" in line)
     assert "**" in best and "**5.761**" in best
     assert "✗" in next(line for line in lines if line.startswith("| v Elementwise G2"))
@@ -149,14 +153,19 @@ def test_verdict_marks_and_bold(ours: PaperTable) -> None:
     assert sum("**16" in line for line in lines) == 1  # one best mean of ours
 
 
-def test_what_is_not_measured_stands_empty_beside_the_papers_numbers(ours: PaperTable) -> None:
-    header = next(line for line in to_markdown(ours).splitlines() if "Avg PPL" in line)
-    assert "HellaSwag (not measured) | paper" in header
-    assert "Not measured here: HellaSwag, MMLU, GSM8k and C-eval." in to_markdown(ours)
+def test_what_no_row_has_is_left_out_beside_the_papers_numbers_and_named_once_below(ours: PaperTable) -> None:
+    made = document(ours)
+    header = next(line for line in made.to_markdown().splitlines() if "Avg PPL" in line)
+    assert header == (
+        "|  | Added params (M) | paper | Avg PPL | paper | HellaSwag paper | MMLU paper | GSM8k paper | C-eval paper |"
+    )
+    for text in (made.to_markdown(), made.to_latex(), made.to_html(), in_terminal(made)):
+        assert " ".join(text.split()).count("Not measured here: HellaSwag, MMLU, GSM8k and C-eval.") == 1
+        assert "not measured" not in text
 
 
 def test_latex_is_balanced_and_escaped(ours: PaperTable) -> None:
-    text = to_latex(ours)
+    text = document(ours).to_latex()
     body = [line for line in text.splitlines() if line.endswith("\\\\")]
     columns = body[1].count("&")
     for line in body[1:]:
@@ -169,15 +178,69 @@ def test_latex_is_balanced_and_escaped(ours: PaperTable) -> None:
     assert "%" not in unescaped and "_" not in unescaped
 
 
+def every_form(made: Document) -> list[str]:
+    """Markdown, LaTeX without its escapes, HTML, JSON and a terminal."""
+    return [
+        made.to_markdown(),
+        made.to_latex().replace("\\_", "_").replace("$\\pm$", "±"),
+        made.to_html(),
+        made.to_json(),
+        " ".join(in_terminal(made).split()),
+    ]
+
+
+def test_a_missing_seed_is_in_every_form_and_the_number_of_seeds_is_that_of_the_rows() -> None:
+    frame = compact.read_runs(Path("results/table1"))
+    assert frame is not None
+    frame = frame[~((frame.variant == "g1_headwise") & (frame.seed == 2))]
+    made = document(tables.make(1, frame, "baseline", ["g1_headwise", "g1_elementwise"]))
+    for text in every_form(made):
+        assert "g1_headwise has no run at seed 2" in text
+        assert "Ours: mean over 3 seeds (2 of SDPA Headwise G1) ± half the width" in text
+        assert "mean over 3 seeds ±" not in text
+    whole = document(tables.make(1, frame[frame.seed < 2], "baseline", ["g1_headwise", "g1_elementwise"]))
+    assert all("Ours: mean over 2 seeds ± half the width" in text for text in every_form(whole))
+
+
+def test_what_blocks_a_verdict_is_in_every_form() -> None:
+    frame = compact.read_runs(Path("results/table1"))
+    assert frame is not None
+    frame.loc[frame.variant == "g1_headwise", "corpus_fingerprint"] = "other"
+    for text in every_form(document(tables.make(1, frame, "baseline", ["g1_headwise"]))):
+        assert "g1_headwise and the baseline read different corpora (other against" in text
+
+
+def test_a_run_that_diverged_counts_in_no_mean() -> None:
+    rows = [summary(name, seed, 150.0 + seed) for name in ("baseline", "g1_elementwise") for seed in range(3)]
+    rows[-1] = diverged("g1_elementwise", 2, 40)
+    text = document(tables.make(3, results.as_frame(rows), "baseline", ["g1_elementwise"])).to_markdown()
+    assert "mean over 3 seeds (2 of SDPA Elementwise Gate)" in text
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        ({"a": [3, 3], "b": [3], "c": []}, "3 seeds"),
+        ({"a": [3], "b": [3, 1], "c": [2]}, "3 seeds (1 to 3 of b, 2 of c)"),
+        ({str(n): [n] for n in range(1, 8)}, "1 to 7 seeds (the CSV has each row's number)"),
+        ({"a": [1], "b": [1]}, "1 seed"),
+        ({"a": []}, "no seed"),
+    ],
+)
+def test_means_over_different_numbers_of_seeds_are_told_apart(counts: dict[str, list[int]], text: str) -> None:
+    assert seed_counts(counts) == text
+
+
 def test_html_has_a_cell_for_every_column(ours: PaperTable) -> None:
-    rows = re.findall(r"<tr><th>.*?</tr>", to_html(ours).split("<tbody>")[1])
+    rows = re.findall(r"<tr><th>.*?</tr>", document(ours).to_html().split("<tbody>")[1])
     assert len(rows) == len(ours.rows)
-    assert {row.count("<td") for row in rows} == {2 * len([c for c in ours.columns if c.shown])}
-    assert '<abbr title="better">✓</abbr>' in to_html(ours)
+    columns = sum(1 + ours.measured(column) for column in ours.columns)
+    assert {row.count("<td") for row in rows} == {columns} == {2 * 2 + 4}
+    assert '<abbr title="better">✓</abbr>' in document(ours).to_html()
 
 
 def test_the_csv_says_the_verdict(ours: PaperTable, tmp_path: Path) -> None:
-    path = next(path for path in ours.write(tmp_path) if path.suffix == ".csv")
+    path = next(path for path in document(ours).write(tmp_path) if path.suffix == ".csv")
     with path.open(newline="") as file:
         rows = {row["variant"]: row for row in csv.DictReader(file)}
     assert rows["g1_elementwise"]["avg_ppl_verdict"] == "better" and rows["baseline"]["avg_ppl_verdict"] == ""

@@ -12,6 +12,7 @@ import pytest
 
 from gatebench.errors import UserError
 from gatebench.report.read import results
+from gatebench.report.read.probe_files import at_the_end
 from tests.report.synthetic_runs import diverged, summary, write_run, write_study
 
 
@@ -49,6 +50,15 @@ def test_an_empty_folder_is_an_empty_frame_with_every_column(tmp_path: Path) -> 
     frame = results.load(tmp_path)
     assert len(frame) == 0
     assert set(results.COLUMNS) <= set(frame.columns)
+
+
+def test_a_field_that_older_runs_lack_is_a_column_where_one_run_has_it(tmp_path: Path) -> None:
+    write_run(tmp_path, summary("baseline", 0, 168.3))
+    assert "residual_sinks" not in results.load(tmp_path)
+    write_run(tmp_path, summary("baseline", 1, 183.3, residual_sinks=2.5))
+    write_run(tmp_path, {**diverged("baseline", 2, 37), "residual_sinks": None})
+    column = results.load(tmp_path)["residual_sinks"]
+    assert column.dtype == "float64" and column.tolist() == pytest.approx([math.nan, 2.5, math.nan], nan_ok=True)
 
 
 def test_an_unknown_schema_is_refused_with_both_numbers(tmp_path: Path) -> None:
@@ -108,16 +118,17 @@ def test_a_loss_that_is_not_finite_is_read(tmp_path: Path) -> None:
 
 
 def test_probes_keep_their_shapes(tmp_path: Path) -> None:
-    probes = results.load_probes(write_run(tmp_path, summary("g1_headwise", 0, 151.8)))
-    assert probes.first_token_share.shape == (4, 3)
-    assert list(probes.gates) == ["g1"]
-    assert probes.gates["g1"].histogram.shape == (4, 50) and probes.gates["g1"].edges.shape == (51,)
-    assert results.load_probes(write_run(tmp_path, summary("baseline", 0, 168.3))).gates == {}
+    probes = at_the_end(write_run(tmp_path, summary("g1_headwise", 0, 151.8)))
+    assert (probes.variant, probes.seed) == ("g1_headwise", 0)
+    assert probes.arrays["first_token_share"].shape == (4, 3)
+    assert probes.sites == ["g1"]
+    assert probes.arrays["gate_g1_hist"].shape == (4, 50) and probes.arrays["gate_g1_edges"].shape == (51,)
+    assert at_the_end(write_run(tmp_path, summary("baseline", 0, 168.3))).sites == []
 
 
 def test_a_diverged_run_has_no_probes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no probes here"):
-        results.load_probes(write_run(tmp_path, diverged("baseline", 0, 37)))
+        at_the_end(write_run(tmp_path, diverged("baseline", 0, 37)))
 
 
 # --- the cache

@@ -9,11 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gatebench.report.analysis.lr_curves import LrCurve, lr_curves, lr_sensitivity, optimum
+from gatebench.report.analysis.lr_curves import LrCurve, against_baseline, lr_curves, lr_sensitivity, optimum
 from gatebench.report.analysis.spikes import OLMO2, OLMO_CORE, RULES, SpikeRule, score, spike_indices, steps
 from gatebench.report.read.results import as_frame
 from gatebench.report.tables.fair_tuning_table import chosen_rates, fair_rows
-from gatebench.report.tables.lr_table import against_baseline
 from tests.report.synthetic_runs import diverged, summary
 
 CEILING = math.log(4096)

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from gatebench.cli import app
-from gatebench.report import lr_report
 from gatebench.report.analysis.spikes import CURVES
+from gatebench.report.study_report import learning_rates
 from gatebench.sweep.plan import PlannedRun
 from gatebench.sweep.study import load_study
 from tests.report.study_root import make_root, write_study_runs
@@ -79,7 +79,7 @@ def tables() -> None:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         found = make_root(tmp_path_factory.mktemp("root"), patch, STUDIES)
-        write_study_runs("lr", lambda run: math.exp(loss(run)), changes, n_steps=200)
+        write_study_runs("lr", lambda run: math.exp(loss(run)), changes, n_steps=200, probes="none")
         add_spikes(found)
         tables()
         yield found
@@ -148,5 +148,5 @@ def test_committed_frames_give_the_same_bytes(root: Path) -> None:
 
 def test_which_studies_are_over_learning_rates() -> None:
     shipped = ("table1", "sink_drivers", "table2", "lr_sensitivity")  # of the second, two of many settings name a rate
-    found = [lr_report.rates(load_study(str(Path("ablations") / f"{name}.yaml"))) for name in shipped]
+    found = [learning_rates(load_study(str(Path("ablations") / f"{name}.yaml"))) for name in shipped]
     assert [len(rates) for rates in found] == [0, 0, 4, 7]

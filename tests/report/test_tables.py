@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import math
 from collections.abc import Mapping
@@ -12,14 +11,17 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from rich.console import Console
 
 from gatebench import paper, variants
 from gatebench.errors import UserError
+from gatebench.report.analysis import paper_tables as tables
 from gatebench.report.analysis.comparison import compare
+from gatebench.report.analysis.estimate import Estimate
+from gatebench.report.analysis.paper_table import PaperTable
 from gatebench.report.read import results
-from gatebench.report.tables import paper_tables as tables
-from gatebench.report.tables.paper_table import Estimate, PaperTable
+from gatebench.report.tables.comparison_sentences import sentences
+from gatebench.report.tables.paper_table import document
+from tests.report.printed import in_terminal
 from tests.report.synthetic_runs import diverged, summary, uniform_floor, write_run
 
 FLOOR = uniform_floor(128)
@@ -87,10 +89,8 @@ def table4(frame: pd.DataFrame, labels: Mapping[str, str] | None = None) -> Pape
     return tables.make(4, frame, "baseline", [name for name in LAB if name != "baseline"], labels)
 
 
-def rendered(table: PaperTable, width: int = 120) -> str:
-    output = io.StringIO()
-    Console(width=width, file=output, color_system=None).print(table.to_rich())
-    return output.getvalue()
+def rendered(table: PaperTable) -> str:
+    return in_terminal(document(table))
 
 
 # --- the numbers
@@ -222,7 +222,7 @@ def test_text_has_perplexity(tmp_path: Path) -> None:
 
 def test_a_comparison_on_synthetic_data_speaks_of_excess_and_not_of_text(frame: pd.DataFrame) -> None:
     item = compare(frame, "baseline", ["g1_headwise"]).variants[0]
-    columns = [row.metric.column for row in item.rows]
+    columns = [row.metric.key for row in item.rows]
     assert columns[:6] == [
         *("avg_ppl", "excess_loss", "excess_loss_copy", "excess_loss_other", "copy_accuracy", "entropy_floor"),
     ]
@@ -235,8 +235,9 @@ def test_without_a_sink_synthetic_data_is_not_told_about_real_text(tmp_path: Pat
     for name in ("baseline", "g1_headwise"):
         for seed in (0, 1):
             lab_run(tmp_path, name, seed, first_token_share=1.2 * FLOOR)
-    sentences = " ".join(compare(results.load(tmp_path), "baseline", ["g1_headwise"]).variants[0].sentences)
-    assert "1.20 times the floor" in sentences and "real text" not in sentences
+    compared = compare(results.load(tmp_path), "baseline", ["g1_headwise"])
+    text = " ".join(sentences(compared, compared.variants[0]))
+    assert "1.20 times the floor" in text and "real text" not in text
 
 
 # --- the forms
@@ -252,7 +253,7 @@ def test_the_terminal_table_fits_120_columns_with_three_seeds(frame: pd.DataFram
 
 
 def test_the_header_states_scale_tokens_data_seeds_and_commit(frame: pd.DataFrame) -> None:
-    for text in (rendered(table4(frame)), table4(frame).to_markdown()):
+    for text in (rendered(table4(frame)), document(table4(frame)).to_markdown()):
         for words in (
             *("recipe sink_lab", "2.38 M parameters", "4.92 M tokens in 1,200 steps", "corpus bigram_backcopy"),
             *("seeds 0, 1", "commit 012345678", "context 128"),
@@ -261,7 +262,7 @@ def test_the_header_states_scale_tokens_data_seeds_and_commit(frame: pd.DataFram
 
 
 def test_extras_have_dashes_in_the_papers_columns(frame: pd.DataFrame) -> None:
-    lines = table4(frame).to_markdown().splitlines()
+    lines = document(table4(frame)).to_markdown().splitlines()
     (line,) = (line for line in lines if line.startswith("| g2_headwise"))
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert [cells[i] for i in (2, 4, 6, 9)] == ["-"] * 4
@@ -270,8 +271,8 @@ def test_extras_have_dashes_in_the_papers_columns(frame: pd.DataFrame) -> None:
 
 
 def test_files_hold_every_number_and_the_same_runs_give_the_same_bytes(frame: pd.DataFrame, tmp_path: Path) -> None:
-    first = table4(frame).write(tmp_path / "a")
-    second = table4(frame.sample(frac=1, random_state=3)).write(tmp_path / "b")
+    first = document(table4(frame)).write(tmp_path / "a")
+    second = document(table4(frame.sample(frac=1, random_state=3))).write(tmp_path / "b")
     assert [path.name for path in first] == [f"table4.{suffix}" for suffix in ("md", "csv", "json", "tex", "html")]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     with first[1].open(newline="") as file:
@@ -286,7 +287,7 @@ def test_json_is_strict_and_whole(frame: pd.DataFrame) -> None:
     def refuse(word: str) -> None:
         raise AssertionError(word)
 
-    data = json.loads(table4(frame).to_json(), parse_constant=refuse)
+    data = json.loads(document(table4(frame)).to_json(), parse_constant=refuse)
     assert (data["schema"], data["table"], data["facts"]["seeds"]) == (1, 4, [0, 1])
     baseline = data["rows"][0]
     assert baseline["ours"]["gate_mean"]["mean"] is None and baseline["paper"]["gate_score"] is None

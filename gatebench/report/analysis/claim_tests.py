@@ -7,20 +7,21 @@ points the way that the claim says. Nothing here gives a verdict: ``claims`` doe
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import numpy as np
 import pandas as pd
 from scipy import stats as scipy_stats
 
 from gatebench.report.analysis.comparison import SINK_EXCESS
+from gatebench.report.analysis.estimate import estimate
 from gatebench.report.analysis.flags import blocking_texts, comparison_flags, distinct, one_model, pair_flags, run_flags
 from gatebench.report.analysis.lr_curves import MIN_RATES, lr_sensitivity, with_rates
+from gatebench.report.analysis.paper_table import MIN_RANKED
 from gatebench.report.analysis.stats import ALPHA, Comparison, equivalence, paired_comparison
-from gatebench.report.tables.paper_table import MIN_RANKED
-from gatebench.report.tables.paper_tables import estimate
-from gatebench.report.tables.text import decimals_for, number
+from gatebench.report.text import decimals_for, number
 
 
 @dataclass(frozen=True)
@@ -37,24 +38,24 @@ class Found:
     """Seeds, or rows of a rank correlation."""
 
 
-class ClaimTest(Protocol):
-    """One expectation of a claim."""
+class ClaimTest(ABC):
+    """One expectation of a claim; equal ones are one test, however they are worded."""
 
-    over_rates: ClassVar[bool]
+    over_rates: ClassVar[bool] = False
     """Whether it needs runs at several learning rates at once; others look at one setting."""
 
     @property
+    @abstractmethod
     def text(self) -> str:
         """What is expected, without a full stop."""
-        ...
 
+    @abstractmethod
     def run(self, frame: pd.DataFrame) -> Found | None:
         """Look at the runs of one study and setting; None where they do not bear on it."""
-        ...
 
 
 @dataclass(frozen=True)
-class Compare:
+class Compare(ClaimTest):
     """A metric of one variant is lower (or higher) than another's, paired by seed."""
 
     metric: str
@@ -63,8 +64,6 @@ class Compare:
     expected: Literal["lower", "higher"] = "lower"
     minus: str | None = None
     """A metric that is subtracted first, for a change between two conditions."""
-
-    over_rates: ClassVar[bool] = False
 
     @property
     def text(self) -> str:
@@ -78,12 +77,12 @@ class Compare:
         if found is None:
             return None
         if blocked := _blocked(frame, self.than, self.variant):
-            return Found(f"no test: {blocked}", False, math.nan, found.n)
+            return _no_test(blocked, found.n)
         return Found(_difference_text(found), (found.mean < 0) == (self.expected == "lower"), found.p, found.n)
 
 
 @dataclass(frozen=True)
-class Sink:
+class Sink(ClaimTest):
     """First-token attention is above (``there``) or below twice what uniform attention would give.
 
     Says nothing where the baseline of the same runs has no sink.
@@ -93,8 +92,6 @@ class Sink:
     there: bool
     unlike: str = ""
     """A variant that it must differ from to be evidence: with one head a shared gate is the head-specific one."""
-
-    over_rates: ClassVar[bool] = False
 
     @property
     def text(self) -> str:
@@ -111,24 +108,22 @@ class Sink:
         if not len(own):
             return None
         if blocked := _run_blocked(frame, self.variant):
-            return Found(f"no test: {blocked}", False, math.nan, len(own))
+            return _no_test(blocked, len(own))
         if self.unlike and one_model(frame, self.variant, self.unlike):
-            return Found(f"no test: here it is {self.unlike} to the last bit", False, math.nan, len(own))
+            return _no_test(f"here it is {self.unlike} to the last bit", len(own))
         found = paired_comparison(pd.Series(SINK_EXCESS, own.index), own, lower_is_better=True)
         text = f"share / floor {_interval(found, SINK_EXCESS)}, baseline's {number(float(base.mean()), 'ratio')}"
         return Found(text, (found.mean > 0) == self.there, found.p, found.n)
 
 
 @dataclass(frozen=True)
-class Ranks:
+class Ranks(ClaimTest):
     """Two quantities rank variants alike: Spearman's correlation of the means over seeds is above zero."""
 
     of: str
     over: str
     variants: tuple[str, ...] = ()
     """Which; without any, every variant that has both numbers. Of two with the same loss curves the first counts."""
-
-    over_rates: ClassVar[bool] = False
 
     @property
     def text(self) -> str:
@@ -147,7 +142,7 @@ class Ranks:
             return None
         x, y = pairs[:, 0], pairs[:, 1]
         if len(set(x)) < 2 or len(set(y)) < 2:
-            return Found("no test: one of the two is the same for all", False, math.nan, len(pairs))
+            return _no_test("one of the two is the same for all", len(pairs))
         rank = scipy_stats.rankdata(x)
         test = scipy_stats.permutation_test(
             (rank,),
@@ -166,13 +161,11 @@ class Ranks:
 
 
 @dataclass(frozen=True)
-class Speed:
+class Speed(ClaimTest):
     """Training keeps at least ``share`` of the baseline's tokens per second, at seeds where both ran alike."""
 
     variant: str
     share: float
-
-    over_rates: ClassVar[bool] = False
 
     @property
     def text(self) -> str:
@@ -187,7 +180,7 @@ class Speed:
             return None
         ratio = both[[seed for seed in both.index if _ran_alike(frame, "baseline", self.variant, seed)]]
         if not len(ratio):
-            return Found("no test: other machines or settings than the baseline's", False, math.nan, 0)
+            return _no_test("other machines or settings than the baseline's", 0)
         found = paired_comparison(pd.Series(self.share, ratio.index), ratio, lower_is_better=False)
         return Found(
             f"share of the baseline's speed {_interval(found, self.share, 'score')}", found.mean > 0, found.p, found.n
@@ -195,14 +188,12 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Same:
+class Same(ClaimTest):
     """A metric differs from the baseline's by less than ``margin`` of it (TOST), either way."""
 
     metric: str
     variant: str
     margin: float
-
-    over_rates: ClassVar[bool] = False
 
     @property
     def text(self) -> str:
@@ -215,7 +206,7 @@ class Same:
         if found is None:
             return None
         if blocked := _blocked(frame, "baseline", self.variant):
-            return Found(f"no test: {blocked}", False, math.nan, found.n)
+            return _no_test(blocked, found.n)
         margin = self.margin * abs(found.baseline_mean)
         tost = equivalence(found, margin)
         if tost.shown or abs(found.mean) < margin or not found.n >= 2:
@@ -226,7 +217,7 @@ class Same:
 
 
 @dataclass(frozen=True)
-class Sensitivity:
+class Sensitivity(ClaimTest):
     """The loss of one variant depends less on the learning rate than another's.
 
     LR sensitivity (Wortsman et al. 2023, section 2.2): mean over learning rates of min(loss, loss_0) minus the best
@@ -262,7 +253,7 @@ class Sensitivity:
 
 
 @dataclass(frozen=True)
-class AtHighestRate:
+class AtHighestRate(ClaimTest):
     """At the study's largest learning rate, the final loss of one variant is lower than another's."""
 
     variant: str
@@ -289,6 +280,10 @@ class AtHighestRate:
         if not found.n:
             return None
         return Found(f"difference in loss (nats) {_interval(found, 0.0, 'nats')}", found.mean < 0, found.p, found.n)
+
+
+def _no_test(why: str, n: int) -> Found:
+    return Found(f"no test: {why}", False, math.nan, n)
 
 
 def _by_seed(frame: pd.DataFrame, variant: str, column: str) -> pd.Series:

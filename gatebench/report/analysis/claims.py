@@ -1,4 +1,4 @@
-"""The paper's sixteen claims, each with the tests that bear on it, and their verdicts from what `results/` holds.
+"""The paper's claims, each with the tests that bear on it, and their verdicts from what `results/` holds.
 
 A claim is a list of tests. Each is made in every study named, under every setting, whose runs have what it needs; Holm
 adjusts the p values of all tests of the claim together. The rule:
@@ -22,6 +22,7 @@ from typing import Literal
 import pandas as pd
 
 from gatebench.paths import project_root
+from gatebench.recipes import settings_of_text
 from gatebench.report.analysis.claim_tests import (
     AtHighestRate,
     ClaimTest,
@@ -36,7 +37,7 @@ from gatebench.report.analysis.claim_tests import (
 from gatebench.report.analysis.lr_curves import LEARNING_RATE
 from gatebench.report.analysis.stats import ALPHA, holm
 from gatebench.report.read import committed_frames as compact
-from gatebench.report.tables.text import scale
+from gatebench.report.text import scale
 
 ClaimVerdict = Literal["supported", "contradicted", "not resolvable", "not tested"]
 Outcome = Literal["for", "against", "not resolved"]
@@ -65,7 +66,7 @@ class Claim:
 class Evidence:
     """One test of a claim in the runs of one study and setting."""
 
-    test: str
+    test: ClaimTest
     study: str
     setting: str
     file: str
@@ -88,8 +89,9 @@ class ClaimResult:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Tests that no run bears on."""
-        return tuple(test.text for test in self.claim.tests if test.text not in {e.test for e in self.evidence})
+        """What the tests expect that no run bears on."""
+        tested = {item.test for item in self.evidence}
+        return tuple(test.text for test in self.claim.tests if test not in tested)
 
 
 def _lower(*variants: str, than: str = "baseline") -> tuple[Compare, ...]:
@@ -241,7 +243,7 @@ def judge(claim: Claim, runs: Mapping[str, pd.DataFrame]) -> ClaimResult:
     adjusted = holm([result.p for *_, result in made])
     evidence = tuple(
         Evidence(
-            test.text, study, setting, (Path("results") / study / compact.RUNS).as_posix(), result.text,
+            test, study, setting, (Path("results") / study / compact.RUNS).as_posix(), result.text,
             result.p, p, _outcome(result.agrees, p),
         )
         for (test, study, setting, result), p in zip(made, adjusted, strict=True)
@@ -256,16 +258,14 @@ def verdict(claim: Claim, evidence: Sequence[Evidence]) -> ClaimVerdict:
     if any(item.outcome == "against" for item in evidence):
         return "contradicted"
     supported = {item.test for item in evidence if item.outcome == "for"}
-    return "supported" if all(test.text in supported for test in claim.tests) else "not resolvable"
+    return "supported" if supported.issuperset(claim.tests) else "not resolvable"
 
 
 def _parts(frame: pd.DataFrame, test: ClaimTest) -> list[tuple[str, pd.DataFrame]]:
     """The runs under each setting; for a test over learning rates, those that differ in nothing else."""
     labels = frame["setting"]
     if test.over_rates:
-        labels = frame["overrides"].map(
-            lambda text: " ".join(w for w in text.split() if not w.startswith(LEARNING_RATE))
-        )
+        labels = frame["overrides"].map(lambda text: str(settings_of_text(text).without(LEARNING_RATE)))
     return [(str(label), frame[labels == label]) for label in dict.fromkeys(labels)]
 
 

@@ -1,21 +1,21 @@
 """The table of the main job: variants against their baseline, paired by seed, with a verdict where one is allowed.
 
-:func:`compare` computes; ``rendering`` turns the result into a terminal table, Markdown, CSV and JSON.
+:func:`compare` computes; ``tables.comparison_table`` says in words and prints what it found.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
-from rich.console import Group
 
+from gatebench import metrics
 from gatebench.config import SYNTHETIC_CORPORA
 from gatebench.errors import UserError
+from gatebench.metrics import Metric
 from gatebench.report.analysis.flags import Flag, blocking_texts, comparison_flags
 from gatebench.report.analysis.stats import (
     ALPHA,
@@ -24,36 +24,27 @@ from gatebench.report.analysis.stats import (
     Comparison,
     Equivalence,
     equivalence,
-    holm,
-    judge,
+    judge_family,
     paired_comparison,
-    within_family,
 )
 from gatebench.report.read.results import domains
-from gatebench.report.tables import comparison_table as rendering
-from gatebench.report.tables import text as wording
-
-Family = Literal["primary", "domain", "probe"]
-Kind = Literal[
-    "perplexity", "bits", "nats", "share", "floor", "activation", "ratio", "score", "percent", "count", "speed"
-]
 
 SINK_EXCESS = 2.0
 """Below this multiple of the uniform floor the baseline has no sink that a gate could remove."""
 
-
-@dataclass(frozen=True)
-class Metric:
-    """One row of the table: a column of ``results.load`` and how to read it."""
-
-    column: str
-    title: str
-    kind: Kind
-    family: Family | None
-    """The family whose p values Holm adjusts together; None for a number that is reported without a test."""
-    lower_is_better: bool = True
-    floor: str | None = None
-    """The column with the value that uniform causal attention would give."""
+SYNTHETIC_ROWS = ("excess_loss", "excess_loss_copy", "excess_loss_other", "copy_accuracy", "entropy_floor")
+"""In place of perplexity by domain and bits per byte: one domain, no bytes, and a floor that is known."""
+PROBE_ROWS = (
+    *("first_token_share", "first_token_floor", "first_token_excess", "first_token_share_excl", "m_act"),
+    *("gate_mean", "gate_closed", "gate_open", "gate_abs_logit"),
+)
+FACTS = (
+    *("recipe", "overrides", "param_match", "n_params", "tokens", "steps", "corpus", "corpus_fingerprint"),
+    *("vocab_size", "seeds", "bos", "seq_len", "eval_seq_len", "eval_tokens", "probe_tokens", "precision", "compiled"),
+    *("device", "threads", "n_devices", "machine", "git_commit", "git_dirty", "torch_version", "gatebench_version"),
+)
+"""What every number depends on."""
+TRAINING_ROWS = ("final_train_loss", "n_params", "tokens_per_s")
 
 
 @dataclass(frozen=True)
@@ -76,14 +67,12 @@ class VariantComparison:
     label: str
     rows: tuple[MetricRow, ...]
     flags: tuple[Flag, ...]
-    sentences: tuple[str, ...]
-    """The verdict in plain words, what could have been resolved, and what these runs cannot say."""
     equivalence: Equivalence | None = None
     """Whether Avg PPL is shown to be the baseline's within a margin; None where nobody asked."""
 
     def row(self, column: str) -> MetricRow:
         """The row of one metric, by its column name."""
-        return next(row for row in self.rows if row.metric.column == column)
+        return next(row for row in self.rows if row.metric.key == column)
 
     @property
     def primary(self) -> MetricRow:
@@ -93,7 +82,7 @@ class VariantComparison:
 
 @dataclass(frozen=True)
 class ComparisonTable:
-    """What :func:`compare` found; the methods give it in the forms that people and programs read."""
+    """What :func:`compare` found."""
 
     baseline: str
     baseline_label: str
@@ -101,30 +90,6 @@ class ComparisonTable:
     """Recipe, scale, tokens, corpus, seeds, BOS, context, precision, device, commit: what every number depends on."""
     alpha: float
     variants: tuple[VariantComparison, ...]
-
-    def to_rich(self) -> Group:
-        """For a terminal of 100 columns or more; print it with a ``rich.console.Console``."""
-        return rendering.to_rich(self)
-
-    def to_markdown(self) -> str:
-        """One Markdown document with a table a variant."""
-        return rendering.to_markdown(self)
-
-    def to_frame(self) -> pd.DataFrame:
-        """A row a variant and metric, every number unrounded, a column ``difference_seed_<s>`` a seed."""
-        return rendering.to_frame(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; a number that does not exist is None."""
-        return rendering.to_dict(self)
-
-    def to_json(self) -> str:
-        """:meth:`to_dict` as text."""
-        return rendering.to_json(self)
-
-    def write(self, directory: str | Path, stem: str = "comparison") -> list[Path]:
-        """Write ``stem``.md, .csv and .json into ``directory``; the same runs give the same bytes."""
-        return rendering.write(self, Path(directory), stem)
 
 
 def compare(
@@ -151,24 +116,18 @@ def compare(
     texts = [name for name, dtype in runs.dtypes.items() if isinstance(dtype, pd.StringDtype)]
     runs = runs.assign(**{str(name): runs[name].astype(object) for name in texts})  # rows are read from these faster
     by_seed = {name: runs[runs["variant"] == name].set_index("seed", drop=False) for name in (baseline, *variants)}
-    metrics = table_metrics(runs)
+    shown = table_metrics(runs)
     flags = {name: tuple(comparison_flags(by_seed[baseline], by_seed[name], name)) for name in variants}
-    base = {metric: _usable(by_seed[baseline], metric.column) for metric in metrics}
-    rows = {name: [_row(metric, base[metric], by_seed[name], alpha) for metric in metrics] for name in variants}
+    base = {metric: _usable(by_seed[baseline], metric.key) for metric in shown}
+    rows = {name: [_row(metric, base[metric], by_seed[name], alpha) for metric in shown] for name in variants}
     judged = _judged(rows, flags)
-    facts = run_facts(runs, by_seed[baseline])
-    found = []
-    for name in variants:
-        item = VariantComparison(name, labels.get(name, name), tuple(judged[name]), flags[name], sentences=())
-        item = replace(item, equivalence=_equivalence(item, margin))
-        words = wording.sentences(item, baseline, facts, alpha, SINK_EXCESS)
-        found.append(replace(item, sentences=tuple(words)))
+    found = [VariantComparison(name, labels.get(name, name), tuple(judged[name]), flags[name]) for name in variants]
     return ComparisonTable(
         baseline=baseline,
         baseline_label=labels.get(baseline, baseline),
-        facts=facts,
+        facts=run_facts(runs, by_seed[baseline]),
         alpha=alpha,
-        variants=tuple(found),
+        variants=tuple(replace(item, equivalence=_equivalence(item, margin)) for item in found),
     )
 
 
@@ -181,39 +140,15 @@ def _equivalence(item: VariantComparison, margin: float | None) -> Equivalence |
 
 
 def table_metrics(frame: pd.DataFrame) -> list[Metric]:
-    """The rows of the table for these runs, in printing order. Gate rows only when some run has a gate."""
-    metrics = [Metric("avg_ppl", "Avg PPL", "perplexity", "primary")]
-    if is_synthetic(frame):  # one domain, no bytes, and a floor that is known
-        metrics += [
-            Metric("excess_loss", "Excess loss (nats)", "nats", None),
-            Metric("excess_loss_copy", "  on copies", "nats", None),
-            Metric("excess_loss_other", "  elsewhere", "nats", None),
-            Metric("copy_accuracy", "Copy accuracy", "percent", None, lower_is_better=False),
-            Metric("entropy_floor", "Entropy floor (nats)", "floor", None),
-        ]
-    else:
-        metrics += [Metric(f"ppl/{name}", f"PPL {name}", "perplexity", "domain") for name in domains(frame)]
-        metrics.append(Metric("avg_bpb", "Bits per byte", "bits", None))
-    metrics += [
-        Metric("first_token_share", "First-token share", "share", "probe", floor="first_token_floor"),
-        Metric("first_token_floor", "  uniform floor", "floor", None),
-        Metric("first_token_excess", "  times the floor", "ratio", None),
-        Metric("first_token_share_excl", "  without query 0", "share", None, floor="first_token_floor_excl"),
-        Metric("m_act", "M-Act", "activation", "probe"),
-    ]
-    if frame["gate_mean"].notna().any():
-        metrics += [
-            Metric("gate_mean", "Gate mean", "score", None),
-            Metric("gate_closed", "  closed (< 0.1)", "percent", None),
-            Metric("gate_open", "  open (> 0.9)", "percent", None),
-            Metric("gate_abs_logit", "  mean |logit|", "ratio", None),
-        ]
-    metrics += [
-        Metric("final_train_loss", "Training loss", "bits", None),
-        Metric("n_params", "Parameters", "count", None),
-        Metric("tokens_per_s", "Tokens/s", "speed", None, lower_is_better=False),
-    ]
-    return metrics
+    """The rows of the table for these runs, in printing order.
+
+    Gate rows only when some run has a gate; likewise those of probes that runs made before the probe was there lack.
+    """
+    of_the_data = SYNTHETIC_ROWS if is_synthetic(frame) else (*(f"ppl/{name}" for name in domains(frame)), "avg_bpb")
+    newer = [metric.key for metric in metrics.measured("probe") if metric.in_summary and not metric.in_frames]
+    rows = [metrics.get(key) for key in ("avg_ppl", *of_the_data, *PROBE_ROWS, *newer, *TRAINING_ROWS)]
+    optional = {*newer, *(row.key for row in rows if row.where == "gate")}
+    return [row for row in rows if row.key not in optional or (row.key in frame and frame[row.key].notna().any())]
 
 
 def is_synthetic(frame: pd.DataFrame) -> bool:
@@ -251,7 +186,7 @@ def _checked(frame: pd.DataFrame, baseline: str, variants: Sequence[str]) -> pd.
 
 def _row(metric: Metric, theirs: pd.Series, variant: pd.DataFrame, alpha: float) -> MetricRow:
     """``theirs`` is the baseline's metric by seed."""
-    ours = _usable(variant, metric.column)
+    ours = _usable(variant, metric.key)
     comparison = paired_comparison(theirs, ours, lower_is_better=metric.lower_is_better, alpha=alpha)
     paired = comparison.n > 0
     return MetricRow(
@@ -269,31 +204,22 @@ def _usable(runs: pd.DataFrame, column: str) -> pd.Series:
     return values.where(runs["status"] == "done").dropna()
 
 
-def _judged(rows: dict[str, list[MetricRow]], flags: Mapping[str, Sequence[Flag]]) -> dict[str, list[MetricRow]]:
+def _judged(rows: Mapping[str, list[MetricRow]], flags: Mapping[str, Sequence[Flag]]) -> dict[str, list[MetricRow]]:
     """Adjust the p values by family over all variants that nothing blocks, then give the verdicts."""
-    families: dict[Family, list[tuple[str, int]]] = {"primary": [], "domain": [], "probe": []}
+    judged = {
+        name: [replace(row, comparison=replace(row.comparison, reason=DESCRIPTIVE)) for row in found]
+        for name, found in rows.items()
+    }
     blocked = {name: blocking_texts(found) for name, found in flags.items()}
-    for name, found in rows.items():
-        for index, row in enumerate(found):
-            if row.metric.family is not None and not blocked[name] and not _without_sink(row):
-                families[row.metric.family].append((name, index))
-    adjusted: dict[tuple[str, int], float] = {}
-    n_tests: dict[tuple[str, int], int] = {}
-    for members in families.values():
-        values = holm([rows[name][index].comparison.p for name, index in members])
-        adjusted.update(zip(members, values, strict=True))
-        n_tests.update(dict.fromkeys(members, max(1, sum(not math.isnan(value) for value in values))))
-
-    def decided(name: str, index: int, row: MetricRow) -> MetricRow:
-        if row.metric.family is None:
-            return replace(row, comparison=replace(row.comparison, reason=DESCRIPTIVE))
-        p = adjusted.get((name, index), math.nan)
-        if _without_sink(row) and not blocked[name]:
-            return replace(row, comparison=replace(row.comparison, reason=NO_SINK))
-        comparison = within_family(row.comparison, n_tests.get((name, index), 1))
-        return replace(row, comparison=judge(comparison, p, blocked[name]))
-
-    return {name: [decided(name, i, row) for i, row in enumerate(found)] for name, found in rows.items()}
+    for family in ("primary", "domain", "probe"):
+        members = [(name, i) for name in rows for i, row in enumerate(rows[name]) if row.metric.family == family]
+        tested = [rows[name][i] for name, i in members]
+        without_sink = [[NO_SINK] if _without_sink(row) else [] for row in tested]
+        reasons = [blocked[name] or why for (name, _), why in zip(members, without_sink, strict=True)]
+        found = judge_family([row.comparison for row in tested], reasons)
+        for (name, i), row, comparison in zip(members, tested, found, strict=True):
+            judged[name][i] = replace(row, comparison=comparison)
+    return judged
 
 
 def _without_sink(row: MetricRow) -> bool:
@@ -308,41 +234,19 @@ def run_facts(runs: pd.DataFrame, baseline: pd.DataFrame) -> dict[str, Any]:
     """
     done = runs[runs["status"] == "done"]
 
-    def one_or_all(column: str, shown: Callable[[Any], Any] = lambda value: value) -> Any:
-        source = done if len(done) else runs
-        values = [shown(value) for value in sorted(source[column].dropna().unique().tolist())]
+    def one_or_all(column: str) -> Any:
+        values = sorted((done if len(done) else runs)[column].dropna().unique().tolist())
+        values = [int(value) if isinstance(value, float) else value for value in values]  # counts, beside a NaN
         return values[0] if len(values) == 1 else values
 
-    def whole(value: Any) -> Any:
-        return int(value)
-
-    return {
-        "recipe": one_or_all("recipe"),
+    known = {
         "overrides": str(runs["overrides"].iloc[0]),
-        "param_match": one_or_all("param_match"),
-        "n_params": int(baseline["n_params"].iloc[0]) if len(baseline) else one_or_all("n_params_baseline", whole),
-        "tokens": one_or_all("tokens", whole),
-        "steps": one_or_all("steps", whole),
-        "corpus": one_or_all("corpus"),
-        "corpus_fingerprint": one_or_all("corpus_fingerprint"),
-        "vocab_size": one_or_all("vocab_size", whole),
+        "n_params": int(baseline["n_params"].iloc[0]) if len(baseline) else one_or_all("n_params_baseline"),
         "seeds": sorted(int(seed) for seed in runs["seed"].unique()),
-        "bos": one_or_all("bos"),
-        "seq_len": one_or_all("seq_len", whole),
-        "eval_seq_len": one_or_all("eval_seq_len", whole),
         "eval_tokens": _eval_tokens(done),
-        "probe_tokens": one_or_all("probe_tokens", whole),
-        "precision": one_or_all("precision"),
-        "compiled": one_or_all("compiled"),
-        "device": one_or_all("device"),
-        "threads": one_or_all("threads", whole),
-        "n_devices": one_or_all("n_devices", whole),
-        "machine": one_or_all("machine"),
-        "git_commit": one_or_all("git_commit"),
         "git_dirty": bool(runs["git_dirty"].any()),
-        "torch_version": one_or_all("torch_version"),
-        "gatebench_version": one_or_all("gatebench_version"),
     }
+    return {key: known[key] if key in known else one_or_all(key) for key in FACTS}
 
 
 def _eval_tokens(done: pd.DataFrame) -> int | None:

@@ -11,30 +11,20 @@ other factors are coded by their sums, so that an effect is an average over the 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from matplotlib.figure import Figure
-from rich import box
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from gatebench.errors import UserError
 from gatebench.gatespec import GateSpec, factorial
 from gatebench.report.analysis.comparison import run_facts
 from gatebench.report.analysis.flags import UNTRAINED_SHARE
 from gatebench.report.analysis.stats import ALPHA, holm
-from gatebench.report.figures.style import PAGE_WIDTH, drawing, new_figure, save
-from gatebench.report.tables.comparison_table import markdown_table, without_nan, write_forms
-from gatebench.report.tables.text import header_lines, p_value
 
 Array = npt.NDArray[np.float64]
 
@@ -78,7 +68,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class FactorAnalysis:
-    """All effects of a factorial study; the methods give them in the forms that people and programs read."""
+    """All effects of a factorial study."""
 
     effects: tuple[Effect, ...]
     facts: Mapping[str, Any]
@@ -91,60 +81,6 @@ class FactorAnalysis:
     degrees: int
     """Residual degrees of freedom."""
     r_squared: float
-
-    def to_rich(self) -> Group:
-        """For a terminal of 100 columns or more."""
-        grid = Table(title=_TITLE, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-        for index, name in enumerate(_COLUMNS):
-            grid.add_column(name, justify="left" if index < 2 else "right")
-        for row in self._cells():
-            grid.add_row(*row)
-        header = [Text(line, style="dim") for line in header_lines(self.facts)]
-        return Group(*header, grid, Text(self.legend(), style="dim"))
-
-    def to_markdown(self) -> str:
-        """One Markdown document."""
-        lines = [f"# {_TITLE}", "", *(f"- {part}" for line in header_lines(self.facts) for part in line.split("; "))]
-        lines += ["", *markdown_table(_COLUMNS, self._cells(), n_words=2, words_last=False), "", self.legend()]
-        return "\n".join(lines) + "\n"
-
-    def to_frame(self) -> pd.DataFrame:
-        """A row an effect, unrounded."""
-        return pd.DataFrame([asdict(effect) for effect in self.effects])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        content = {**asdict(self), "schema": 1, "facts": dict(self.facts), "effects": [asdict(e) for e in self.effects]}
-        plain: dict[str, Any] = without_nan(content)
-        return plain
-
-    def write(self, directory: Path, figures: Path) -> list[Path]:
-        """Write ``factors`` as Markdown, CSV, JSON and a figure; the same runs give the same bytes."""
-        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        paths = write_forms(directory, "factors", self.to_markdown(), self.to_frame(), text)
-        with drawing():
-            return paths + save(draw(self), figures / "factors")
-
-    def legend(self) -> str:
-        """What the numbers are of, in a paragraph."""
-        left_out = f" {self.n_left_out} diverged or are untrained, and are left out." if self.n_left_out else ""
-        return (
-            f"Least squares on ln(Avg PPL) of {self.n_runs} runs of {self.n_variants} gates, seeds as blocks; "
-            f"residual {self.residual_percent:.2f} % with {self.degrees} degrees of freedom, R² {self.r_squared:.3f}."
-            f"{left_out} Effects in percent of the perplexity, below zero better, with 95 % t intervals; p by Holm "
-            f"over all {len(self.effects)} effects. Granularity, sharing and their interactions with the position are "
-            "over G1 to G4: G5 has no headwise and no shared form."
-        )
-
-    def _cells(self) -> list[list[str]]:
-        return [
-            [e.factor, e.level, f"{e.percent:+.2f} %", f"{e.low:+.2f} .. {e.high:+.2f}", p_value(e.p_adjusted)]
-            for e in self.effects
-        ]
-
-
-_TITLE = "Factor analysis of the gates: effects on Avg PPL"
-_COLUMNS = ("factor", "effect of", "change", "95 % interval", "Holm p")
 
 
 def factorial_gates(variants: Sequence[str]) -> dict[str, GateSpec]:
@@ -234,27 +170,6 @@ def analyse(frame: pd.DataFrame) -> FactorAnalysis:
         degrees=int(fit.df_resid),
         r_squared=float(fit.rsquared),
     )
-
-
-def draw(analysis: FactorAnalysis) -> Figure:
-    """Effects with their intervals, main effects above and interactions below; filled where resolved."""
-    main = [e for e in analysis.effects if e.kind == "main"]
-    rest = [e for e in analysis.effects if e.kind == "interaction"]
-    figure = new_figure(PAGE_WIDTH, 0.9 + 0.155 * len(analysis.effects))
-    panels = figure.subplots(2, 1, height_ratios=(len(main), len(rest)), sharex=True)
-    for axes, effects, color in zip(panels, (main, rest), ("#0072B2", "#D55E00"), strict=True):
-        for index, e in enumerate(reversed(effects)):
-            axes.plot([e.low, e.high], [index, index], color=color, linewidth=1.2)
-            axes.plot(
-                e.percent, index, "o", color=color, markerfacecolor=color if e.resolved else "white", markersize=3.5
-            )
-        axes.axvline(0.0, color="black", linewidth=0.8)
-        axes.set_yticks(range(len(effects)), [f"{e.factor}: {e.level}" for e in reversed(effects)], fontsize=5.5)
-        axes.set_ylim(-0.7, len(effects) - 0.3)
-    panels[0].set_title("main effects (filled: told from zero, Holm)")
-    panels[1].set_title("two-way interactions")
-    panels[1].set_xlabel("change of Avg PPL (%), 95 % interval; left is better")
-    return figure
 
 
 def _levels(gate: GateSpec) -> dict[str, float]:

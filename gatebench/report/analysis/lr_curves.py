@@ -13,7 +13,10 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-LEARNING_RATE = "optim.lr="
+from gatebench.recipes import settings_of_text
+from gatebench.report.analysis.stats import Comparison, judge_family, paired_comparison
+
+LEARNING_RATE = "optim.lr"
 MIN_RATES = 3
 """Learning rates below which a sensitivity is not defined."""
 
@@ -27,14 +30,13 @@ def with_rates(frame: pd.DataFrame) -> pd.DataFrame:
     ``group`` is every other setting; ``capped_loss`` is min(loss, ln V), and ln V, the loss of a model that knows
     nothing, for a run that diverged.
     """
-    words = [str(text).split() for text in frame["overrides"]]
-    rates = [[float(w.removeprefix(LEARNING_RATE)) for w in found if w.startswith(LEARNING_RATE)] for found in words]
+    settings = [settings_of_text(text) for text in frame["overrides"]]
     ceiling = np.log(frame["vocab_size"].to_numpy(dtype=float))
     loss = np.log(frame["micro_ppl"].to_numpy(dtype=float))
     has_number = (frame["status"] == "done").to_numpy() & np.isfinite(loss)
     return frame.assign(
-        lr=[found[-1] if found else math.nan for found in rates],
-        group=[" ".join(w for w in found if not w.startswith(LEARNING_RATE)) for found in words],
+        lr=[float(changed.get(LEARNING_RATE, math.nan)) for changed in settings],
+        group=[str(changed.without(LEARNING_RATE)) for changed in settings],
         batch_size=(frame["tokens"] // (frame["steps"] * frame["seq_len"]).clip(lower=1)).astype("int64"),
         capped_loss=np.minimum(np.where(has_number, loss, ceiling), ceiling),
     ).dropna(subset=["lr"])
@@ -165,3 +167,44 @@ def lr_curves(frame: pd.DataFrame, names: Sequence[str], labels: Mapping[str, st
                 )
             )
     return found
+
+
+@dataclass(frozen=True)
+class AgainstBaseline:
+    """One variant's curve beside the baseline's, everything else the same."""
+
+    curve: LrCurve
+    sensitivity: Comparison
+    optimum: Comparison
+    """Of the natural logarithm of the best learning rate."""
+
+    @property
+    def shift(self) -> tuple[float, float, float]:
+        """By what factor the best learning rate is larger than the baseline's, and its 95 % interval."""
+        found = self.optimum
+        return math.exp(found.mean), math.exp(found.low), math.exp(found.high)
+
+
+def against_baseline(curves: Sequence[LrCurve], baseline: str) -> list[AgainstBaseline]:
+    """Compare every other variant with the baseline of its group, paired by seed; Holm over all of them."""
+    bases = {curve.group: curve for curve in curves if curve.variant == baseline}
+    others = [curve for curve in curves if curve.variant != baseline and curve.group in bases]
+    sensitivities = [paired_comparison(bases[c.group].sensitivity, c.sensitivity, lower_is_better=True) for c in others]
+    optima = [
+        paired_comparison(bases[c.group].optima.map(math.log), c.optima.map(math.log), lower_is_better=False)
+        for c in others
+    ]
+    pairs = zip(others, judge_family(sensitivities), judge_family(optima), strict=True)
+    return [AgainstBaseline(*found) for found in pairs]
+
+
+def group_names(curves: Sequence[LrCurve]) -> dict[str, str]:
+    """What to call each group: its batch size, and with several of one size the settings that tell them apart."""
+    sizes = dict.fromkeys((curve.group, curve.batch_size) for curve in curves)
+    words = [set(group.split()) for group, _ in sizes]
+    common = set.intersection(*words) if words else set()
+    alone = len({size for _, size in sizes}) == len(sizes)
+    return {
+        group: " ".join([str(size), *([] if alone else [w for w in group.split() if w not in common])])
+        for group, size in sizes
+    }

@@ -94,6 +94,21 @@ class Comparison:
         return _mean(self.variant)
 
 
+def half_width(sd: float, n: int, alpha: float = ALPHA) -> float:
+    """t_{1-alpha/2, n-1} sd / sqrt(n): half the 1 - alpha interval of the mean of ``n`` values with deviation ``sd``.
+
+    It is also the mean difference at which a two-sided paired t test gives p = alpha.
+    """
+    return float(scipy_stats.t.ppf(1 - alpha / 2, n - 1)) * sd / math.sqrt(n)
+
+
+def mean_interval(values: Sequence[float], alpha: float = ALPHA) -> tuple[float, float]:
+    """The mean and half the 1 - alpha t interval around it; NaN without a value, and below two."""
+    if len(values) < 2:
+        return _mean(values), math.nan
+    return _mean(values), half_width(float(np.std(values, ddof=1)), len(values), alpha)
+
+
 def paired_comparison(
     baseline: pd.Series, variant: pd.Series, *, lower_is_better: bool, alpha: float = ALPHA
 ) -> Comparison:
@@ -121,7 +136,7 @@ def paired_comparison(
             test = scipy_stats.ttest_rel(other, base)
             interval = test.confidence_interval(1 - alpha)
             low, high, p = float(interval.low), float(interval.high), float(test.pvalue)
-            resolvable = _least_resolved(alpha, sd, n)
+            resolvable = half_width(sd, n, alpha)
     return Comparison(
         seeds=tuple(map(int, seeds)),
         baseline=tuple(map(float, base)),
@@ -213,7 +228,7 @@ def within_family(comparison: Comparison, n_tests: int) -> Comparison:
     """
     if not comparison.sd > 0:
         return replace(comparison, n_tests=n_tests)
-    resolvable = _least_resolved(comparison.alpha / n_tests, comparison.sd, comparison.n)
+    resolvable = half_width(comparison.sd, comparison.n, comparison.alpha / n_tests)
     return replace(comparison, n_tests=n_tests, resolvable=resolvable)
 
 
@@ -230,12 +245,20 @@ def judge(comparison: Comparison, p_adjusted: float, blocked_by: Iterable[str] =
     return replace(comparison, p_adjusted=known, verdict=verdict(comparison, known), reason=None)
 
 
-def judge_family(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """All comparisons of one family with their adjusted p and verdicts, where no flag blocks any."""
-    adjusted = holm([comparison.p for comparison in comparisons])
+def judge_family(
+    comparisons: Sequence[Comparison], blocked_by: Sequence[Sequence[str]] | None = None
+) -> list[Comparison]:
+    """All comparisons of one family with their adjusted p and verdicts.
+
+    One that has texts of its own in ``blocked_by`` is no test of the family, and has the first as its reason.
+    """
+    reasons: Sequence[Sequence[str]] = [()] * len(comparisons) if blocked_by is None else blocked_by
+    adjusted = holm([math.nan if why else found.p for found, why in zip(comparisons, reasons, strict=True)])
     n_tests = max(1, sum(not math.isnan(p) for p in adjusted))
-    pairs = zip(comparisons, adjusted, strict=True)
-    return [judge(within_family(comparison, n_tests), p) for comparison, p in pairs]
+    return [
+        judge(found if why else within_family(found, n_tests), p, why)
+        for found, p, why in zip(comparisons, adjusted, reasons, strict=True)
+    ]
 
 
 def verdict(comparison: Comparison, p_adjusted: float) -> Verdict:
@@ -259,11 +282,6 @@ def seeds_to_resolve(comparison: Comparison, limit: int = 1000) -> int | None:
     return int(n[enough.argmax()]) if enough.any() else None
 
 
-def _least_resolved(alpha: float, sd: float, n: int) -> float:
-    """The mean difference over n seeds at which a two-sided t test gives p = alpha."""
-    return float(scipy_stats.t.ppf(1 - alpha / 2, n - 1)) * sd / math.sqrt(n)
-
-
 def _why_untested(comparison: Comparison) -> str | None:
     if comparison.n == 0:
         return NO_PAIRS
@@ -272,5 +290,5 @@ def _why_untested(comparison: Comparison) -> str | None:
     return NO_SPREAD if math.isnan(comparison.p) else None
 
 
-def _mean(values: tuple[float, ...]) -> float:
+def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else math.nan

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gatebench.report.analysis.stats import Verdict
+if TYPE_CHECKING:  # a table of plain words, as `gatebench list` prints, waits for no statistics
+    from gatebench.report.analysis.stats import Verdict
 
 MARKS: Mapping[Verdict, str] = {"better": "✓", "worse": "✗", "not resolvable": "~"}
 """What stands behind a number with a verdict against the baseline."""
@@ -22,6 +23,8 @@ class Cell:
     verdict: Verdict | None = None
     """Its mark stands behind the text."""
     bold: bool = False
+    tail: str = ""
+    """Stands behind the text, and is not bold."""
     style: str = ""
     """A word of ``_STYLES``."""
     value: Any = None
@@ -46,6 +49,7 @@ class Column:
     span: str = ""
     """A head over neighbours that have the same one, in LaTeX and HTML; ``under`` then stands in place of the title."""
     under: str = ""
+    in_terminal: bool = True
 
     @property
     def line(self) -> str:
@@ -55,12 +59,16 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells. In a terminal, words on the left that stand in the row above, too, are left out."""
+    """Rows of cells. In a terminal, words on the left that stand in the row above, too, are left out.
+
+    An empty one stands for the one above in every form.
+    """
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     title: str = ""
     """Where a document has several."""
+    in_terminal: bool = True
 
     @property
     def n_words(self) -> int:
@@ -81,6 +89,7 @@ class Lines:
     """Things of one kind, a line each; a line that begins with a blank belongs to the one above it."""
 
     lines: tuple[str, ...]
+    in_terminal: bool = True
 
 
 @dataclass(frozen=True)
@@ -130,12 +139,17 @@ Block = Table | Paragraph | Lines | Sentences | Notes | Legend | Heading
 
 
 def table(
-    columns: Sequence[str | Column], rows: Sequence[Sequence[str | Cell]], *, n_words: int = 1, title: str = ""
+    columns: Sequence[str | Column],
+    rows: Iterable[Sequence[str | Cell]],
+    *,
+    n_words: int = 1,
+    title: str = "",
+    in_terminal: bool = True,
 ) -> Table:
     """A table of plain titles and texts, of which the first ``n_words`` columns hold words."""
     heads = [c if isinstance(c, Column) else Column(c, words=i < n_words) for i, c in enumerate(columns)]
     cells = [tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row) for row in rows]
-    return Table(tuple(heads), tuple(cells), title)
+    return Table(tuple(heads), tuple(cells), title, in_terminal)
 
 
 def notes(texts: Sequence[str]) -> Notes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +20,8 @@ from rich.text import Text
 
 from gatebench.files import write_atomic
 from gatebench.report.tables import forms
-from gatebench.report.tables.blocks import Block, Lines, Note, Notes, Sentences, Table
-from gatebench.report.tables.text import header_lines
+from gatebench.report.tables.blocks import Block, Legend, Lines, Note, Notes, Sentences, Table, notes
+from gatebench.report.text import header_lines
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Document:
     frame: pd.DataFrame = field(default_factory=pd.DataFrame)
     """Every number unrounded: the CSV."""
     content: Any = None
-    """Plain values: the JSON. A number that does not exist is NaN or None here, and null there."""
+    """Plain values: the JSON, to which notes and legend are added. A number that does not exist is NaN or None."""
     caption: str = ""
-    """The title in LaTeX, where it is another."""
+    """The title in LaTeX and above the table in a page, where it is another."""
 
     @cached_property
     def _header(self) -> list[str]:
@@ -58,6 +58,16 @@ class Document:
     @property
     def _table_title(self) -> str:
         return self.title if len(self.tables) == 1 else ""
+
+    @property
+    def heading(self) -> str:
+        """The title above a table that names itself: LaTeX has it, and a page."""
+        return self.caption or self.title
+
+    @property
+    def prose(self) -> list[str]:
+        """What stands around the tables, sentence by sentence."""
+        return [part for block in self._shown for part in forms.prose(block)]
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -83,13 +93,30 @@ class Document:
         return "\n\n".join([*parts, *map(forms.in_markdown, self._shown)]) + "\n"
 
     def to_latex(self) -> str:
-        """A ``table`` environment (``booktabs``) a table; what stands around them is in the first caption."""
-        words = [f"{self.caption or self.title}.", *(part for block in self._shown for part in forms.prose(block))]
+        """A ``table`` environment (``booktabs``) a table, and paragraphs where other text stands.
+
+        A caption holds what the table must not be read without: the notes below it and, in the first, legends.
+        """
+        captions = [[f"{self.heading}.", *([f"{table.title}."] if table.title else [])] for table in self.tables]
+        body: list[Table | str] = []
+        n_above = 0
+        for block in self._shown:
+            if isinstance(block, Table):
+                body.append(block)
+                n_above += 1
+            elif isinstance(block, Notes | Legend) and captions:
+                captions[0 if isinstance(block, Legend) else max(n_above - 1, 0)] += forms.prose(block)
+            else:
+                body += forms.prose(block)
+        names = [self.name] if len(captions) == 1 else [f"{self.name}-{i + 1}" for i in range(len(captions))]
+        heads = zip(captions, names, strict=True)
         lines = [f"% {line}" for line in self._header]
-        for index, table in enumerate(self.tables):
-            caption = " ".join(words if not index else [f"{self.caption or self.title}."])
-            label = self.name if len(self.tables) == 1 else f"{self.name}-{index + 1}"
-            lines += forms.in_latex(table, " ".join([caption, *([f"{table.title}."] if table.title else [])]), label)
+        for part in body:
+            if isinstance(part, Table):
+                caption, name = next(heads)
+                lines += forms.in_latex(part, " ".join(caption), name)
+            else:
+                lines += ["", forms.latex_text(part), ""]
         return "\n".join(lines) + "\n"
 
     def to_html(self) -> str:
@@ -101,8 +128,15 @@ class Document:
         return self.frame.to_csv(index=False, lineterminator="\n", float_format="%.10g")
 
     def to_dict(self) -> Any:
-        """Plain values for JSON; a number that does not exist is None."""
-        return without_nan(self.content)
+        """Plain values for JSON, notes and legend among them; a number that does not exist is None."""
+        if not isinstance(self.content, Mapping):
+            return without_nan(self.content)
+        around: dict[str, Any] = {}
+        if any(isinstance(block, Notes) for block in self.blocks):
+            around["notes"] = [note.text for note in self.notes]
+        if legends := [block.text for block in self.blocks if isinstance(block, Legend)]:
+            around["legend"] = " ".join(legends)
+        return without_nan({**self.content, **around})
 
     def to_json(self) -> str:
         """:meth:`to_dict` as indented text, ending in a newline."""
@@ -123,6 +157,20 @@ class Document:
             paths.append(Path(directory) / f"{self.name}.{suffix}")
             write_atomic(paths[-1], text)
         return paths
+
+
+def of_one_table(
+    name: str,
+    title: str,
+    facts: Mapping[str, Any],
+    table: Table,
+    frame: pd.DataFrame,
+    legend: str,
+    caveats: Sequence[str] = (),
+) -> Document:
+    """A table with what must be known of it below; a record of ``frame`` is a row of the JSON."""
+    content = {"schema": 1, "table": name, "title": title, "facts": facts, "rows": frame.to_dict("records")}
+    return Document(name, title, (table, notes(caveats), Legend(legend)), facts, frame, content)
 
 
 def without_nan(value: Any) -> Any:

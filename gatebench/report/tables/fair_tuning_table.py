@@ -13,12 +13,12 @@ from typing import Literal
 
 import pandas as pd
 
-from gatebench.report.analysis.lr_curves import LrCurve, best_rate
+from gatebench.report.analysis.lr_curves import LrCurve, best_rate, group_names
+from gatebench.report.analysis.paper_tables import facts_of
 from gatebench.report.analysis.stats import Comparison, judge_family, paired_comparison
-from gatebench.report.tables.lr_table import difference_and_interval, group_names, rate
-from gatebench.report.tables.paper_tables import facts_of
-from gatebench.report.tables.text import NOTHING, number, p_value
-from gatebench.report.tables.text_table import TextTable
+from gatebench.report.tables.blocks import table
+from gatebench.report.tables.document import Document, of_one_table
+from gatebench.report.text import NOTHING, difference_and_interval, learning_rate, number, p_value
 
 Selection = Literal["other seeds", "same seeds"]
 SELECTIONS: tuple[Selection, ...] = ("other seeds", "same seeds")
@@ -81,28 +81,28 @@ def fair_rows(curves: Sequence[LrCurve], baseline: str) -> list[FairRow]:
     return _with_shares(rows)
 
 
-def fair_tuning_table(study: str, frame: pd.DataFrame, curves: Sequence[LrCurve], baseline: str) -> TextTable | None:
+def fair_tuning_table(study: str, frame: pd.DataFrame, curves: Sequence[LrCurve], baseline: str) -> Document | None:
     """Lay :func:`fair_rows` out; None where no variant can be compared."""
     found = fair_rows(curves, baseline)
     if not found:
         return None
     groups = group_names(curves)
-    several = len(groups) > 1
-    return TextTable(
-        name="fair_tuning",
-        title=f"{study}: how much of a difference is the learning rate",
-        facts=facts_of(frame, baseline),
-        columns=(
-            *("LR chosen on", *(["batch"] if several else []), "variant", "difference"),
-            *("from\nLR", "to\nLR", "nats\n[95 % interval]", "perplexity", "Holm p", "verdict", "share of\ntuning"),
+    batch = ["batch"] if len(groups) > 1 else []
+    shown = table(
+        (
+            *("LR chosen on", *batch, "variant", "difference", "from\nLR", "to\nLR", "nats\n[95 % interval]"),
+            *("perplexity", "Holm p", "verdict", "share of\ntuning"),
         ),
-        rows=tuple(
-            (row.selection, *([groups[row.curve.group]] if several else []), row.curve.label, *_cells(row))
-            for row in found
-        ),
-        frame=pd.DataFrame.from_records([_record(row) for row in found]),
-        legend=_legend(baseline),
-        n_words=4 if several else 3,
+        [(row.selection, *(groups[row.curve.group] for _ in batch), row.curve.label, *_cells(row)) for row in found],
+        n_words=3 + len(batch),
+    )
+    return of_one_table(
+        "fair_tuning",
+        f"{study}: how much of a difference is the learning rate",
+        facts_of(frame, baseline),
+        shown,
+        pd.DataFrame.from_records([_record(row) for row in found]),
+        _legend(baseline),
     )
 
 
@@ -131,7 +131,7 @@ def _cells(row: FairRow) -> tuple[str, ...]:
     found = row.comparison
     return (
         KINDS[row.kind],
-        *(", ".join(map(rate, used)) for used in row.rates),
+        *(", ".join(map(learning_rate, used)) for used in row.rates),
         difference_and_interval(found, "nats"),
         f"{100 * math.expm1(found.mean):+.1f} %",
         p_value(found.p_adjusted),
@@ -149,8 +149,8 @@ def _record(row: FairRow) -> dict[str, object]:
         "variant": row.curve.variant,
         "label": row.curve.label,
         "kind": row.kind,
-        "from_lr": " ".join(map(rate, row.rates[0])),
-        "to_lr": " ".join(map(rate, row.rates[1])),
+        "from_lr": " ".join(map(learning_rate, row.rates[0])),
+        "to_lr": " ".join(map(learning_rate, row.rates[1])),
         "n_seeds": found.n,
         "difference": found.mean,
         "low": found.low,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from html import escape
+from itertools import pairwise
 
 from rich import box
 from rich.console import RenderableType
@@ -63,15 +65,19 @@ def prose(block: Block) -> Iterator[str]:
     elif isinstance(block, Sentences):
         yield from block.lines
     elif isinstance(block, Lines):
-        yield from (f"{line.strip()}." for line in block.lines)
+        yield from (line.strip() if line.endswith(":") else f"{line.strip()}." for line in block.lines)
+    elif isinstance(block, Heading):
+        yield f"{block.text}."
     elif isinstance(block, Paragraph | Legend):
         yield block.text
 
 
 def in_terminal(block: Block, title: str) -> Iterator[RenderableType]:
     """What a terminal shows of a block; ``title`` is of a table that has none."""
+    if isinstance(block, Table | Lines | Paragraph | Legend) and not block.in_terminal:
+        return
     if isinstance(block, Table):
-        yield _rich_table(block, block.title or title)
+        yield _rich_table(_for_terminal(block), block.title or title)
     elif isinstance(block, Notes):
         yield from (Text(f"! {note.text}", style="red" if note.blocking else "yellow") for note in block.notes)
     elif isinstance(block, Sentences):
@@ -80,29 +86,38 @@ def in_terminal(block: Block, title: str) -> Iterator[RenderableType]:
         yield from map(Text, block.lines)
     elif isinstance(block, Heading):
         yield Text(block.text, style="bold")
-    elif block.in_terminal:
+    else:
         yield Text(block.text, style="dim")
 
 
+def _for_terminal(table: Table) -> Table:
+    shown = [i for i, column in enumerate(table.columns) if column.in_terminal]
+    rows = tuple(tuple(row[i] for i in shown) for row in table.rows)
+    return replace(table, columns=tuple(table.columns[i] for i in shown), rows=rows)
+
+
 def _rich_table(table: Table, title: str) -> RichTable:
-    rich = RichTable(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    named = Text(title, style="bold") if title else None  # a setting in it may hold brackets, which are no markup
+    rich = RichTable(title=named, title_justify="left", box=box.SIMPLE_HEAD)
     rich.pad_edge, rich.collapse_padding = False, True
     for column in table.columns:
-        rich.add_column(column.title, justify="left" if column.words else "right", overflow="fold")
+        rich.add_column(Text(column.title), justify="left" if column.words else "right", overflow="fold")
     groups = max(0, table.n_words - 1)
-    last: tuple[str, ...] = ()
+    above: list[str] = []
+    is_grouped = groups and any(below[0].text in (row[0].text, "") for row, below in pairwise(table.rows))
     for row in table.rows:
-        words = tuple(cell.text for cell in row)
-        same = [bool(last) and last[: i + 1] == words[: i + 1] for i in range(groups)]
-        if same and not same[0] and last:
+        words = [cell.text or above[i] if above else cell.text for i, cell in enumerate(row[:groups])]
+        same = [above[: i + 1] == words[: i + 1] for i in range(groups)]
+        if is_grouped and above and not same[0]:
             rich.add_section()
         rich.add_row(*("" if i < groups and same[i] else _rich_text(cell) for i, cell in enumerate(row)))
-        last = words
+        above = words
     return rich
 
 
 def _rich_text(cell: Cell) -> Text:
     text = Text(cell.text, style=" ".join(filter(None, (_STYLES.get(cell.style, ""), "bold" if cell.bold else ""))))
+    text.append(cell.tail, style="not bold")
     if cell.verdict:
         text.append(f" {MARKS[cell.verdict]}", style=_STYLES[cell.verdict])
     return text
@@ -130,11 +145,12 @@ def markdown_table(table: Table) -> list[str]:
         return "| " + " | ".join(cell.strip().replace("|", "\\|") for cell in cells) + " |"
 
     rule = "|" + "".join("---|" if column.words else "---:|" for column in table.columns)
-    cells = [[_with_mark(f"**{cell.text}**" if cell.bold else cell.text, cell) for cell in row] for row in table.rows]
+    cells = [[_in_markdown(cell) for cell in row] for row in table.rows]
     return [line([column.line for column in table.columns]), rule, *map(line, cells)]
 
 
-def _with_mark(text: str, cell: Cell) -> str:
+def _in_markdown(cell: Cell) -> str:
+    text = (f"**{cell.text}**" if cell.bold else cell.text) + cell.tail
     return f"{text} {MARKS[cell.verdict]}" if cell.verdict else text
 
 
@@ -172,7 +188,8 @@ def _latex_row(cells: Iterable[str]) -> str:
 
 def _latex_cell(cell: Cell) -> str:
     text = latex_text(cell.text)
-    return (f"\\textbf{{{text}}}" if cell.bold else text) + (_LATEX_MARKS[MARKS[cell.verdict]] if cell.verdict else "")
+    text = (f"\\textbf{{{text}}}" if cell.bold else text) + latex_text(cell.tail)
+    return text + (_LATEX_MARKS[MARKS[cell.verdict]] if cell.verdict else "")
 
 
 def in_html(block: Block, title: str) -> Iterator[str]:
@@ -198,13 +215,14 @@ def _html_head(table: Table) -> Iterator[str]:
     if not any(column.span for column in table.columns):
         yield f"<thead><tr>{''.join(f'<th>{escape(column.line)}</th>' for column in table.columns)}</tr></thead>"
         return
-    above = "".join(f'<th colspan="{width}">{escape(span)}</th>' for span, width in _spans(table))
+    wide = [(span, f' colspan="{width}"' if width > 1 else "") for span, width in _spans(table)]
+    above = "".join(f"<th{width}>{escape(span)}</th>" for span, width in wide)
     below = "".join(f"<th>{escape(c.under if c.span else c.line)}</th>" for c in table.columns)
     yield f"<thead><tr>{above}</tr><tr>{below}</tr></thead>"
 
 
 def _html_cell(cell: Cell, tag: str) -> str:
-    text = f"<b>{escape(cell.text)}</b>" if cell.bold else escape(cell.text)
+    text = (f"<b>{escape(cell.text)}</b>" if cell.bold else escape(cell.text)) + escape(cell.tail)
     mark = f' <abbr title="{cell.verdict}">{MARKS[cell.verdict]}</abbr>' if cell.verdict else ""
     style = f' class="{escape(cell.style)}"' if cell.style else ""
     return f"<{tag}{style}>{text}{mark}</{tag}>"

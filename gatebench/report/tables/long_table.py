@@ -14,58 +14,64 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from gatebench import metrics
 from gatebench.report.analysis.comparison import SINK_EXCESS
+from gatebench.report.analysis.estimate import Estimate, estimate
+from gatebench.report.analysis.paper_tables import facts_of
 from gatebench.report.read.long_results import conditions, in_words, multiples
-from gatebench.report.tables.paper_table import Estimate
-from gatebench.report.tables.paper_tables import estimate, facts_of
-from gatebench.report.tables.text import NOTHING, mean_and_interval, number
-from gatebench.report.tables.text_table import TextTable
+from gatebench.report.tables.blocks import table
+from gatebench.report.tables.document import Document, of_one_table
+from gatebench.report.text import NOTHING, mean_and_interval, number
 
-SHOWN = {
-    "ruler": ("RULER", "points"),
-    "long_loss": ("loss on the last quarter of a window (nats)", "nats"),
-    "long_share": ("first-token share", "share"),
-}
-"""Metric -> what a table of it is called, and the kind of its numbers."""
+SHOWN = ("ruler", "long_loss", "long_share")
+"""What has a table."""
 MIN_VARIANTS = 4
 """Below which a line through variants says nothing."""
 
 
+def documents(
+    study: str, frame: pd.DataFrame, names: Sequence[str], labels: Mapping[str, str], baseline: str
+) -> list[Document]:
+    """Every table of one setting; none where no run has the loss at any length."""
+    columns = list(map(str, frame.columns))
+    if not multiples(columns, "long_loss"):
+        return []
+    made = [
+        metric_table(study, frame, metric, names, labels, baseline) for metric in SHOWN if multiples(columns, metric)
+    ]
+    decline = decline_table(study, frame, baseline)
+    return made if decline is None else [*made, decline]
+
+
 def metric_table(
     study: str, frame: pd.DataFrame, metric: str, names: Sequence[str], labels: Mapping[str, str], baseline: str
-) -> TextTable:
+) -> Document:
     """One metric by variant, condition and length in training windows."""
-    title, kind = SHOWN[metric]
+    shown = metrics.get(metric)
     lengths = multiples(map(str, frame.columns), metric)
     rows, records = [], []
     for name in names:
         runs = frame[frame["variant"] == name]
+        plain = {x: estimate(runs, f"{metric}/{x:g}x") for x in lengths}
         for condition in conditions(map(str, frame.columns)):
             found = {x: estimate(runs, f"{metric}{condition}/{x:g}x") for x in lengths}
             if not any(each.n for each in found.values()):
                 continue
-            plain = {x: estimate(runs, f"{metric}/{x:g}x") for x in lengths}
-            cells = [_cell(found[x], plain[x] if condition else None, kind) for x in lengths]
+            cells = [_cell(found[x], plain[x] if condition else None, shown.kind) for x in lengths]
             rows.append((labels.get(name, name), in_words(condition), *cells))
             for x in lengths:
-                change = _change(found[x], plain[x])
-                records.append(
-                    {"variant": name, "condition": condition, "windows": x, "n_seeds": found[x].n,
-                     "mean": found[x].mean, "half_width": found[x].half_width, "change": change}
-                )  # fmt: skip
-    return TextTable(
-        name=metric if metric.startswith("long_") else f"long_{metric}",
-        title=f"{study}: {title} by length",
-        facts=facts_of(frame, baseline),
-        columns=("variant", "condition", *(f"{x:g}x" for x in lengths)),
-        rows=tuple(rows),
-        frame=pd.DataFrame.from_records(records),
-        legend=(
-            "Lengths in training windows. Mean over seeds ± half its 95 % interval; in brackets the change from the "
-            "same runs as they were trained, at the same length."
-            + "".join(f" Measured: {how}." for how in sorted(set(frame.get("long_asked", pd.Series()).dropna())))
-        ),
-        n_words=2,
+                record = {"variant": name, "condition": condition, "windows": x, "n_seeds": found[x].n}
+                record |= {"mean": found[x].mean, "half_width": found[x].half_width}
+                records.append({**record, "change": _change(found[x], plain[x])})
+    asked = sorted(set(frame.get("long_asked", pd.Series()).dropna()))
+    return of_one_table(
+        metric if metric.startswith("long_") else f"long_{metric}",
+        f"{study}: {shown.words} by length",
+        facts_of(frame, baseline),
+        table(("variant", "condition", *(f"{x:g}x" for x in lengths)), rows, n_words=2),
+        pd.DataFrame.from_records(records),
+        "Lengths in training windows. Mean over seeds ± half its 95 % interval; in brackets the change from the same "
+        "runs as they were trained, at the same length." + "".join(f" Measured: {how}." for how in asked),
     )
 
 
@@ -137,28 +143,27 @@ def _line(data: pd.DataFrame, outcome: str) -> Line | None:
     return Line(outcome, len(data), n_variants, slope, float(low), float(high), float(fit.rsquared), between)
 
 
-def decline_table(study: str, frame: pd.DataFrame, baseline: str) -> TextTable | None:
+def decline_table(study: str, frame: pd.DataFrame, baseline: str) -> Document | None:
     """The lines as a table; None where there is none to fit."""
     found = lines(frame)
     if not found:
         return None
-    rows = tuple(
+    columns = ("decline", "runs", "variants", "for 0.1 more share\n[95 %]", "through\nmeans", "R²")
+    rows = [
         (
-            line.outcome,
-            *(str(line.n_runs), str(line.n_variants)),
+            *(line.outcome, str(line.n_runs), str(line.n_variants)),
             f"{line.slope:+.3g} [{line.low:+.3g}, {line.high:+.3g}]",
             *(f"{line.between:+.3g}", f"{line.r_squared:.2f}"),
         )
         for line in found
-    )
-    return TextTable(
-        name="long_decline",
-        title=f"{study}: decline over the first-token share at one window",
-        facts=facts_of(frame, baseline),
-        columns=("decline", "runs", "variants", "for 0.1 more share\n[95 %]", "through\nmeans", "R²"),
-        rows=rows,
-        frame=pd.DataFrame([vars(line) for line in found]),
-        legend=" ".join(_reading(line) for line in found)
+    ]
+    return of_one_table(
+        "long_decline",
+        f"{study}: decline over the first-token share at one window",
+        facts_of(frame, baseline),
+        table(columns, rows),
+        pd.DataFrame([vars(line) for line in found]),
+        " ".join(_reading(line) for line in found)
         + _without_sinks(frame)
         + " Runs that score little at one window have little to lose. Variants differ in more than the sink, so that a "
         "line through them shows no cause; what the same runs lose with the first token blocked or its value zero "

@@ -4,123 +4,64 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pandas as pd
 
-from gatebench.report.analysis.lr_curves import MIN_RATES, STABLE_SHARE, LrCurve
-from gatebench.report.analysis.stats import Comparison, judge_family, paired_comparison
-from gatebench.report.tables.paper_table import Estimate
-from gatebench.report.tables.paper_tables import facts_of
-from gatebench.report.tables.text import NOTHING, mean_and_interval, number, p_value
-from gatebench.report.tables.text_table import TextTable
+from gatebench.report.analysis.estimate import Estimate
+from gatebench.report.analysis.lr_curves import (
+    MIN_RATES,
+    STABLE_SHARE,
+    AgainstBaseline,
+    LrCurve,
+    against_baseline,
+    group_names,
+)
+from gatebench.report.analysis.paper_tables import facts_of
+from gatebench.report.tables.blocks import table
+from gatebench.report.tables.document import Document, of_one_table
+from gatebench.report.text import NOTHING, difference_and_interval, learning_rate, mean_and_interval, p_value
 
 
-@dataclass(frozen=True)
-class AgainstBaseline:
-    """One variant's curve beside the baseline's, everything else the same."""
-
-    curve: LrCurve
-    sensitivity: Comparison
-    optimum: Comparison
-    """Of the natural logarithm of the best learning rate."""
-
-    @property
-    def shift(self) -> tuple[float, float, float]:
-        """By what factor the best learning rate is larger than the baseline's, and its 95 % interval."""
-        found = self.optimum
-        return math.exp(found.mean), math.exp(found.low), math.exp(found.high)
-
-
-def against_baseline(curves: Sequence[LrCurve], baseline: str) -> list[AgainstBaseline]:
-    """Compare every other variant with the baseline of its group, paired by seed; Holm over all of them."""
-    bases = {curve.group: curve for curve in curves if curve.variant == baseline}
-    others = [curve for curve in curves if curve.variant != baseline and curve.group in bases]
-    sensitivities = [paired_comparison(bases[c.group].sensitivity, c.sensitivity, lower_is_better=True) for c in others]
-    optima = [
-        paired_comparison(bases[c.group].optima.map(math.log), c.optima.map(math.log), lower_is_better=False)
-        for c in others
-    ]
-    pairs = zip(others, judge_family(sensitivities), judge_family(optima), strict=True)
-    return [AgainstBaseline(*found) for found in pairs]
-
-
-def lr_table(study: str, frame: pd.DataFrame, curves: Sequence[LrCurve], baseline: str) -> TextTable:
+def lr_table(study: str, frame: pd.DataFrame, curves: Sequence[LrCurve], baseline: str) -> Document:
     """Lay the curves (``lr_curves`` of ``frame``) out, a row a variant, group by group."""
     compared = {(found.curve.group, found.curve.variant): found for found in against_baseline(curves, baseline)}
+    pairs = [(curve, compared.get((curve.group, curve.variant))) for curve in curves]
     groups = group_names(curves)
-    rows, records = [], []
-    for curve in curves:
-        found = compared.get((curve.group, curve.variant))
-        rows.append(
-            (
-                *([groups[curve.group]] if len(groups) > 1 else []),
-                *(curve.label, *_sensitivity_cells(curve, found), *_rate_cells(curve, found)),
-            )
-        )
-        records.append(_record(curve, found))
-    return TextTable(
-        name="lr_sensitivity",
-        title=f"{study}: loss over the learning rate",
-        facts=facts_of(frame, baseline),
-        columns=(
-            *(["batch"] if len(groups) > 1 else []),
-            *("variant", "LR sensitivity\n(nats)", "difference\n[95 % interval]", "Holm p", "verdict"),
+    batch = ["batch"] if len(groups) > 1 else []
+    shown = table(
+        (
+            *(*batch, "variant", "LR sensitivity\n(nats)", "difference\n[95 % interval]", "Holm p", "verdict"),
             *("best\nLR", "shift of the\nbest LR", "largest\nstable LR", "loss at best\n(nats)", "diverged"),
         ),
-        rows=tuple(rows),
-        frame=pd.DataFrame.from_records(records),
-        legend=_legend(curves, baseline),
-        n_words=2 if len(groups) > 1 else 1,
-        notes=tuple(_notes(curves)),
+        [(*(groups[curve.group] for _ in batch), *_cells(curve, found)) for curve, found in pairs],
+        n_words=1 + len(batch),
+    )
+    return of_one_table(
+        "lr_sensitivity",
+        f"{study}: loss over the learning rate",
+        facts_of(frame, baseline),
+        shown,
+        pd.DataFrame.from_records([_record(*pair) for pair in pairs]),
+        _legend(curves, baseline),
+        _notes(curves),
     )
 
 
-def group_names(curves: Sequence[LrCurve]) -> dict[str, str]:
-    """What to call each group: its batch size, and with several of one size the settings that tell them apart."""
-    sizes = dict.fromkeys((curve.group, curve.batch_size) for curve in curves)
-    words = [set(group.split()) for group, _ in sizes]
-    common = set.intersection(*words) if words else set()
-    alone = len({size for _, size in sizes}) == len(sizes)
-    return {
-        group: " ".join([str(size), *([] if alone else [w for w in group.split() if w not in common])])
-        for group, size in sizes
-    }
-
-
-def difference_and_interval(found: Comparison, kind: str) -> str:
-    """-0.0200 [-0.0300, -0.0100], the interval of two seeds or more."""
-    text = number(found.mean, kind, signed=True)
-    if math.isnan(found.low):
-        return text
-    return f"{text} [{number(found.low, kind, signed=True)}, {number(found.high, kind, signed=True)}]"
-
-
-def rate(value: float) -> str:
-    """A learning rate: 0.003, 1.2e-05."""
-    return NOTHING if math.isnan(value) else f"{value:.3g}"
-
-
-def _sensitivity_cells(curve: LrCurve, found: AgainstBaseline | None) -> tuple[str, ...]:
-    estimate = _estimate(curve.sensitivity)
-    own = mean_and_interval(estimate.mean, estimate.half_width, "nats")
-    if found is None:
-        return own, NOTHING, NOTHING, NOTHING
-    compared = found.sensitivity
-    difference = difference_and_interval(compared, "nats")
-    return own, difference, p_value(compared.p_adjusted), compared.verdict or NOTHING
-
-
-def _rate_cells(curve: LrCurve, found: AgainstBaseline | None) -> tuple[str, ...]:
-    best = rate(curve.best) + (" (end)" if curve.at_edge else "")
-    loss = _estimate(curve.complete[curve.best] if len(curve.complete) else pd.Series(dtype=float))
-    n_runs = int(curve.losses.notna().to_numpy().sum())
+def _cells(curve: LrCurve, found: AgainstBaseline | None) -> tuple[str, ...]:
+    sensitivity = Estimate.of(curve.sensitivity)
+    loss = Estimate.of(curve.complete[curve.best] if len(curve.complete) else pd.Series(dtype=float))
+    compared = found.sensitivity if found else None
     return (
-        best,
-        NOTHING if found is None else _shift(found),
-        rate(curve.largest_stable),
+        curve.label,
+        mean_and_interval(sensitivity.mean, sensitivity.half_width, "nats"),
+        difference_and_interval(compared, "nats") if compared else NOTHING,
+        p_value(compared.p_adjusted if compared else None),
+        (compared.verdict if compared else None) or NOTHING,
+        learning_rate(curve.best) + (" (end)" if curve.at_edge else ""),
+        _shift(found) if found else NOTHING,
+        learning_rate(curve.largest_stable),
         mean_and_interval(loss.mean, loss.half_width, "nats"),
-        f"{len(curve.diverged)} of {n_runs}",
+        f"{len(curve.diverged)} of {curve.losses.notna().to_numpy().sum()}",
     )
 
 
@@ -131,12 +72,8 @@ def _shift(found: AgainstBaseline) -> str:
     return f"x {factor:.3g}" + ("" if math.isnan(low) else f" [{low:.3g}, {high:.3g}]")
 
 
-def _estimate(by_seed: pd.Series) -> Estimate:
-    return Estimate(dict(zip(map(int, by_seed.index), map(float, by_seed), strict=True)))
-
-
 def _record(curve: LrCurve, found: AgainstBaseline | None) -> dict[str, object]:
-    sensitivity = _estimate(curve.sensitivity)
+    sensitivity = Estimate.of(curve.sensitivity)
     record: dict[str, object] = {
         "group": curve.group,
         "batch_size": curve.batch_size,
@@ -172,7 +109,7 @@ def _notes(curves: Sequence[LrCurve]) -> list[str]:
 
 
 def _legend(curves: Sequence[LrCurve], baseline: str) -> str:
-    rates = ", ".join(sorted({rate(r) for curve in curves for r in curve.rates}, key=float))
+    rates = ", ".join(sorted({learning_rate(r) for curve in curves for r in curve.rates}, key=float))
     return (
         f"Held-out loss (mean over scored tokens) at learning rates {rates}. LR sensitivity (Wortsman et al. 2023): "
         "the mean over learning rates of min(loss, ln V) minus the smallest loss, at each seed; a run that diverged "

@@ -1,276 +1,212 @@
-"""A table of the paper with our numbers beside its own: what one holds, whatever the table.
-
-``tables.make`` fills one; ``paper_table_rendering`` turns it into every form that people and programs read.
-"""
+"""A table of the paper beside ours as a document."""
 
 from __future__ import annotations
 
-import itertools
 import math
-import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-import numpy as np
 import pandas as pd
-from rich.console import Group
-from scipy import stats as scipy_stats
 
-from gatebench.report.analysis.stats import ALPHA, Verdict
-from gatebench.report.tables import paper_table_rendering as rendering
-from gatebench.report.tables.text import decimals_for, number
-
-MIN_RANKED = 3
-"""Rows below which a rank correlation says nothing."""
+from gatebench.report.analysis import paper_table as data
+from gatebench.report.analysis.estimate import Estimate
+from gatebench.report.analysis.paper_table import OrderCheck, PaperTable, RankCorrelation, VariantRow
+from gatebench.report.tables.blocks import AT_CHANCE, MARKS, Cell, Column, Legend, Lines, Table, notes
+from gatebench.report.tables.document import Document
+from gatebench.report.text import NOTHING, listing, number, seed_counts
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """One number of ours: its mean over the seeds that have it, and how far the mean could be off."""
+def document(found: PaperTable) -> Document:
+    """The table, what it says of orders and ranks, notes, and how to read it.
 
-    by_seed: Mapping[int, float]
-    """Finite values only: a diverged run has none."""
-    alpha: float = ALPHA
-    at_chance: bool = False
-    """Whether it is a benchmark's score that guessing could give."""
-
-    @property
-    def n(self) -> int:
-        """Number of seeds."""
-        return len(self.by_seed)
-
-    @cached_property
-    def mean(self) -> float:
-        """Over the seeds; NaN without any."""
-        return float(np.mean(list(self.by_seed.values()))) if self.by_seed else math.nan
-
-    @property
-    def half_width(self) -> float:
-        """Half the 1 - alpha t interval of the mean, t_{1-alpha/2, n-1} sd / sqrt(n); NaN below two seeds."""
-        if self.n < 2:
-            return math.nan
-        sd = float(np.std(list(self.by_seed.values()), ddof=1))
-        return float(scipy_stats.t.ppf(1 - self.alpha / 2, self.n - 1)) * sd / math.sqrt(self.n)
-
-
-@dataclass(frozen=True)
-class Column:
-    """One quantity: ours from a column of ``results.load``, the paper's from a column of its CSV."""
-
-    key: str
-    title: str
-    """A line break in it is one in the terminal, and a space elsewhere."""
-    kind: str
-    """How it is written, a kind of ``wording.number``."""
-    paper: str | None = None
-    paper_title: str = "paper"
-    interval: bool = True
-    """Whether the half-width stands beside the mean."""
-    shown: bool = True
-    """A column that is not shown is in CSV and JSON alone."""
-    decimals: int | None = None
-    """Decimals that the paper prints, where the kind would print others."""
-    best: Literal["lowest", "highest"] | None = None
-    """Which number is printed in bold, of ours and of the paper's; None for a quantity without a better and a worse."""
-
-    def written(self, value: float, like: float | None = None) -> str:
-        """The value as text, an interval's half-width with the decimals of its mean (``like``)."""
-        if self.decimals is None or not math.isfinite(value):
-            return number(value, self.kind, like=like)
-        return f"{value:.{decimals_for(abs(value if like is None else like), self.decimals)}f}"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One variant."""
-
-    variant: str
-    label: str
-    paper_row: int | None
-    """Its row in the paper's table; None for a variant of ours that the paper's table lacks."""
-    ours: Mapping[str, Estimate]
-    """By the key of a column."""
-    theirs: Mapping[str, str]
-    """As printed in the paper, by the paper's column; a cell that it does not have is absent."""
-    setting: str = ""
-    """What tells the row from others of its variant: a named setting of the study, an extension of the context."""
-    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
-    """Against the baseline under the same setting, by the key of a column; none where there is no verdict."""
-
-    def paper_number(self, column: str) -> float:
-        """The paper's value, true as 1 and false as 0; NaN where it has none."""
-        printed = self.theirs.get(column, "nan")
-        return float(printed == "true") if printed in ("true", "false") else float(printed)
-
-
-@dataclass(frozen=True)
-class RankCorrelation:
-    """Spearman's rank correlation of two columns over rows that both the paper's table and ours have."""
-
-    of: Column
-    over: Column
-    variants: tuple[str, ...]
-    ours: float
-    """Of the means over seeds; NaN below :data:`MIN_RANKED` rows."""
-    theirs: float
-    """Of the paper's numbers for the same rows."""
-    by_seed: Mapping[int, float]
-
-    @property
-    def n(self) -> int:
-        """Number of rows."""
-        return len(self.variants)
-
-
-@dataclass(frozen=True)
-class OrderCheck:
-    """Whether groups of rows come in a stated order, every member of one above every member of the next."""
-
-    column: Column
-    groups: tuple[tuple[str, ...], ...]
-    """From the largest down."""
-    by_seed: Mapping[int, Mapping[str, float]]
-    """The numbers, by seed and variant; a seed that lacks one of them is absent."""
-    theirs: Mapping[str, float]
-    """The paper's."""
-
-    def holds(self, numbers: Mapping[str, float]) -> bool:
-        """Whether the order is the stated one in ``numbers``."""
-        levels = [[numbers[name] for name in group] for group in self.groups]
-        return all(min(above) > max(below) for above, below in itertools.pairwise(levels))
-
-
-@dataclass(frozen=True)
-class PaperTable:
-    """One table; the methods give it in the forms that people and programs read."""
-
-    number: int
-    title: str
-    facts: Mapping[str, Any]
-    """What every number depends on, as ``comparison.run_facts`` gives it; empty for a table without runs."""
-    baseline: str
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
-    correlations: tuple[RankCorrelation, ...] = ()
-    order: OrderCheck | None = None
-    notes: tuple[str, ...] = ()
-    """What a reader must know, a sentence each without a full stop."""
-    alpha: float = ALPHA
-
-    def row(self, variant: str, setting: str = "") -> Row:
-        """The row of one variant."""
-        return next(row for row in self.rows if (row.variant, row.setting) == (variant, setting))
-
-    def measured(self, column: Column) -> bool:
-        """Whether any of our runs has a number for the column."""
-        return any(row.ours[column.key].n for row in self.rows)
-
-    def best_of_ours(self, column: Column) -> float:
-        """Our best mean; NaN where the column has no best or fewer than two rows have a number."""
-        return _best([row.ours[column.key].mean for row in self.rows], column)
-
-    def best_of_the_papers(self, column: Column) -> float:
-        """The paper's best number, under the same conditions."""
-        return _best([row.paper_number(column.paper or "") for row in self.rows], column)
-
-    def column(self, key: str) -> Column:
-        """The column of one key."""
-        return next(column for column in self.columns if column.key == key)
-
-    def to_rich(self) -> Group:
-        """For a terminal of 120 columns or more; print it with a ``rich.console.Console``."""
-        return rendering.to_rich(self)
-
-    def to_markdown(self) -> str:
-        """One Markdown document."""
-        return rendering.to_markdown(self)
-
-    def to_frame(self) -> pd.DataFrame:
-        """A row a variant, every number unrounded: ``<key>``, ``<key>_half_width``, ``paper_<column>``."""
-        return rendering.to_frame(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; a number that does not exist is None."""
-        return rendering.to_dict(self)
-
-    def to_json(self) -> str:
-        """:meth:`to_dict` as text."""
-        return rendering.to_json(self)
-
-    def to_latex(self) -> str:
-        """A ``table`` environment with booktabs rules (``\\usepackage{booktabs}``)."""
-        return rendering.to_latex(self)
-
-    def to_html(self) -> str:
-        """A ``<table>`` with its caption, to be put into a page."""
-        return rendering.to_html(self)
-
-    def write(self, directory: str | Path) -> list[Path]:
-        """Write table<number>.md, .csv, .json, .tex and .html into ``directory``; the same runs give the same bytes."""
-        return rendering.write(self, Path(directory), f"table{self.number}")
-
-
-def _best(values: Sequence[float], column: Column) -> float:
-    finite = [value for value in values if math.isfinite(value)]
-    if column.best is None or len(finite) < 2:
-        return math.nan
-    return min(finite) if column.best == "lowest" else max(finite)
-
-
-def rank_correlation(rows: Sequence[Row], of: Column, over: Column) -> RankCorrelation:
-    """Correlate two columns over the rows where the paper has both and we have both means."""
-    assert of.paper is not None and over.paper is not None
-    ranked = []
-    for row in rows:
-        numbers = (
-            row.paper_number(of.paper),
-            row.paper_number(over.paper),
-            row.ours[of.key].mean,
-            row.ours[over.key].mean,
-        )
-        if all(map(math.isfinite, numbers)):
-            ranked.append(row)
-    seeds = sorted({seed for row in ranked for seed in row.ours[of.key].by_seed})
-    by_seed = {}
-    for seed in seeds:
-        pairs = [(row.ours[of.key].by_seed.get(seed), row.ours[over.key].by_seed.get(seed)) for row in ranked]
-        by_seed[seed] = _spearman([(x, y) for x, y in pairs if x is not None and y is not None])
-    return RankCorrelation(
-        of,
-        over,
-        tuple(row.variant for row in ranked),
-        ours=_spearman([(row.ours[of.key].mean, row.ours[over.key].mean) for row in ranked]),
-        theirs=_spearman([(row.paper_number(of.paper), row.paper_number(over.paper)) for row in ranked]),
-        by_seed=by_seed,
+    The CSV has a row a variant, every number unrounded: ``<key>``, ``<key>_half_width``, ``paper_<column>``.
+    """
+    return Document(
+        name=f"table{found.number}",
+        title=f"Table {found.number}. {found.title}, beside the paper's",
+        caption=found.title,
+        blocks=(
+            _table(found),
+            Lines(tuple(_findings(found))),
+            notes(found.notes),
+            Legend(" ".join(_legend(found))),
+        ),
+        facts=found.facts,
+        frame=_frame(found),
+        content=_content(found),
     )
 
 
-def order_check(rows: Sequence[Row], column: Column, groups: Sequence[Sequence[str]]) -> OrderCheck | None:
-    """Look at the order of ``groups`` at each seed; None where a variant of them is in none of the rows."""
-    by_name = {row.variant: row for row in rows}
-    names = [name for group in groups for name in group]
-    if not set(names) <= set(by_name):
-        return None
-    found = {name: by_name[name].ours[column.key].by_seed for name in names}
-    seeds = sorted({seed for values in found.values() for seed in values})
-    return OrderCheck(
-        column,
-        tuple(tuple(group) for group in groups),
-        by_seed={
-            seed: {name: found[name][seed] for name in names}
-            for seed in seeds
-            if all(seed in values for values in found.values())
-        },
-        theirs={name: by_name[name].paper_number(column.paper or "") for name in names},
-    )
+def _table(found: PaperTable) -> Table:
+    """Ours beside the paper's; of a quantity that no row of ours has, the paper's alone."""
+    columns = [Column("", words=True)]
+    for column in found.columns:
+        if not column.shown:
+            continue
+        title, paper = column.title, column.paper_title
+        if found.measured(column):
+            columns.append(Column(title, span=_line(title), under="ours"))
+        if column.paper:
+            alone = "" if found.measured(column) else f"{title}\n"
+            columns.append(Column(f"{alone}{paper}", span=_line(title), under=_line(paper)))
+    rows = [(Cell(_label(row)), *_cells(found, row)) for row in found.rows]
+    return Table(tuple(columns), tuple(rows))
 
 
-def _spearman(pairs: Sequence[tuple[float, float]]) -> float:
-    if len(pairs) < MIN_RANKED:
-        return math.nan
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a column of equal numbers has no ranks: NaN
-        return float(scipy_stats.spearmanr([x for x, _ in pairs], [y for _, y in pairs]).statistic)
+def _cells(found: PaperTable, row: VariantRow) -> Iterator[Cell]:
+    for column in found.columns:
+        if column.shown and found.measured(column):
+            own = row.ours[column.key]
+            is_best = own.n > 0 and own.mean == found.best_of_ours(column)
+            yield Cell(_estimate_text(column, own), row.verdicts.get(column.key), bold=is_best)
+        if column.shown and column.paper:
+            is_best = row.paper_number(column.paper) == found.best_of_the_papers(column)
+            yield Cell(row.theirs.get(column.paper, NOTHING), bold=is_best, style="paper")
+
+
+def _estimate_text(column: data.Column, estimate: Estimate) -> str:
+    text = column.written(estimate.mean)
+    if column.interval and math.isfinite(estimate.half_width):
+        text += f" ± {column.written(estimate.half_width, like=estimate.mean)}"
+    return f"{text} {AT_CHANCE}" if estimate.at_chance else text
+
+
+def _label(row: VariantRow) -> str:
+    return f"{row.label}, {row.setting}" if row.setting else row.label
+
+
+def _line(title: str) -> str:
+    return " ".join(title.split())
+
+
+def _findings(found: PaperTable) -> Iterator[str]:
+    yield from map(_correlation_line, found.correlations)
+    if found.order is not None:
+        yield from _order_lines(found.order)
+
+
+def _correlation_line(found: RankCorrelation) -> str:
+    by_seed = ", ".join(f"{number(value, 'ratio')} (seed {seed})" for seed, value in found.by_seed.items())
+    text = f"Rank correlation of {_name(found.of)} with {_name(found.over)}: ours {number(found.ours, 'ratio')}"
+    text += f" by the means, {by_seed}" if len(found.by_seed) > 1 else ""
+    return f"{text}; the paper's {number(found.theirs, 'ratio')}; n = {found.n} rows that both have (Spearman)"
+
+
+def _order_lines(order: OrderCheck) -> Iterator[str]:
+    groups = " > ".join(listing(group) if len(group) == 1 else f"{{{', '.join(group)}}}" for group in order.groups)
+    yield f"Order of the {_name(order.column)}, {groups}:"
+    for seed, numbers in order.by_seed.items():
+        yield f"  seed {seed}: {_order_text(order, numbers, lambda value: number(value, order.column.kind))}"
+    if not order.by_seed:
+        yield "  no seed has all of them"
+    if all(map(math.isfinite, order.theirs.values())):
+        yield f"  the paper: {_order_text(order, order.theirs, '{:g}'.format)}"
+
+
+def _order_text(order: OrderCheck, numbers: Mapping[str, float], written: Callable[[float], str]) -> str:
+    levels = [", ".join(written(numbers[name]) for name in group) for group in order.groups]
+    return f"yes ({' > '.join(levels)})" if order.holds(numbers) else f"no ({' | '.join(levels)})"
+
+
+def _name(column: data.Column) -> str:
+    """A column's title inside a sentence."""
+    title = _line(column.title).split(" (")[0]
+    return title if title[1:2].isupper() or "-" in title[:2] else title[0].lower() + title[1:]
+
+
+def _legend(found: PaperTable) -> Iterator[str]:
+    """What the reader has to know to read a cell, a sentence each."""
+    if not found.facts:
+        yield "Ours: the shipped recipes. The paper's as printed."
+        return
+    measured = [column for column in found.columns if column.shown and found.measured(column)]
+    counts = {_label(row): [row.ours[c.key].n for c in measured if row.ours[c.key].n] for row in found.rows}
+    if max((n for own in counts.values() for n in own), default=0) < 2:
+        yield "Ours: one seed, so that no interval can be given."
+    else:
+        level = f"{100 * (1 - found.alpha):.0f} %"
+        yield f"Ours: mean over {seed_counts(counts)} ± half the width of its {level} t interval."
+    yield "The paper gives one run each and no intervals."
+    if any(column.best for column in found.columns):
+        yield "Bold: the best mean of ours, and of the paper's."
+    if any(row.verdicts for row in found.rows):
+        yield f"Against the baseline, paired by seed: {', '.join(f'{mark} {word}' for word, mark in MARKS.items())}."
+    if any(estimate.at_chance for row in found.rows for estimate in row.ours.values()):
+        yield f"{AT_CHANCE} at chance: guessing lies within the score's 95 % interval over items."
+    if missing := [_line(column.title) for column in found.columns if column.shown and column not in measured]:
+        yield f"Not measured here: {listing(missing)}."
+
+
+def _frame(found: PaperTable) -> pd.DataFrame:
+    records = []
+    for row in found.rows:
+        record: dict[str, Any] = {"variant": row.variant, "label": row.label, "paper_row": row.paper_row}
+        record["setting"] = row.setting
+        record["n_seeds"] = max((estimate.n for estimate in row.ours.values()), default=0)
+        for column in found.columns:
+            estimate = row.ours[column.key]
+            record[column.key] = estimate.mean
+            if column.interval:
+                record[f"{column.key}_half_width"] = estimate.half_width
+            if any(other.ours[column.key].at_chance for other in found.rows):
+                record[f"{column.key}_at_chance"] = estimate.at_chance
+            if column.paper:
+                record[f"paper_{column.paper}"] = row.paper_number(column.paper)
+            if any(column.key in other.verdicts for other in found.rows):
+                record[f"{column.key}_verdict"] = row.verdicts.get(column.key, "")
+        records.append(record)
+    frame = pd.DataFrame.from_records(records)
+    frame["paper_row"] = frame["paper_row"].astype("Int64")
+    return frame
+
+
+def _content(found: PaperTable) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "table": found.number,
+        "title": found.title,
+        "facts": found.facts,
+        "baseline": found.baseline,
+        "alpha": found.alpha,
+        "columns": [{"key": c.key, "title": _line(c.title), "paper": c.paper} for c in found.columns],
+        "rows": [
+            {
+                "variant": row.variant,
+                "label": row.label,
+                "paper_row": row.paper_row,
+                "setting": row.setting,
+                "ours": {key: _estimate_content(estimate) for key, estimate in row.ours.items()},
+                "paper": {c.paper: row.paper_number(c.paper) for c in found.columns if c.paper},
+                "verdicts": row.verdicts,
+            }
+            for row in found.rows
+        ],
+        "rank_correlations": [_correlation_content(one) for one in found.correlations],
+        "order": None if found.order is None else _order_content(found.order),
+    }
+
+
+def _estimate_content(estimate: Estimate) -> dict[str, Any]:
+    by_seed = {str(seed): value for seed, value in estimate.by_seed.items()}
+    content = {"mean": estimate.mean, "half_width": estimate.half_width, "n": estimate.n, "by_seed": by_seed}
+    return content | ({"at_chance": True} if estimate.at_chance else {})
+
+
+def _correlation_content(found: RankCorrelation) -> dict[str, Any]:
+    return {
+        "of": found.of.key,
+        "over": found.over.key,
+        "method": "spearman",
+        "n": found.n,
+        "variants": found.variants,
+        "ours": found.ours,
+        "ours_by_seed": {str(seed): value for seed, value in found.by_seed.items()},
+        "paper": found.theirs,
+    }
+
+
+def _order_content(order: OrderCheck) -> dict[str, Any]:
+    seeds = {str(seed): {"holds": order.holds(numbers), "values": numbers} for seed, numbers in order.by_seed.items()}
+    known = all(map(math.isfinite, order.theirs.values()))
+    paper = {"holds": order.holds(order.theirs) if known else None, "values": order.theirs}
+    return {"of": order.column.key, "groups": order.groups, "seeds": seeds, "paper": paper}

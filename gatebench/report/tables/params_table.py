@@ -7,9 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
+import pandas as pd
 
 from gatebench import variants
 from gatebench.config import ModelConfig, RunConfig
@@ -17,7 +15,9 @@ from gatebench.errors import UserError
 from gatebench.model.accounting import Accounting, account
 from gatebench.paper import paper_numbers
 from gatebench.recipes import make_run
-from gatebench.report.tables.text import NOTHING, scale
+from gatebench.report.tables.blocks import Lines, table
+from gatebench.report.tables.document import Document
+from gatebench.report.text import NOTHING, scale
 
 PAPER_SHAPE = {"n_layers": 24, "d_model": 2048, "n_heads": 32, "n_kv_heads": 4, "head_dim": 128}
 """Of the model of Tables 1, 3, 4 and 6 (Table 7): the paper's column is about this shape and no other."""
@@ -66,53 +66,47 @@ class ParamsTable:
         """Whether the paper's column is about a model of this shape."""
         return all(self.shape[key] == value for key, value in PAPER_SHAPE.items())
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        content = asdict(self)
-        content["rows"] = [asdict(row) | {"added_m": millions(row.added)} for row in self.rows]
-        return content | {"is_papers_shape": self.is_papers_shape}
 
-    def to_rich(self) -> Group:
-        """For a terminal."""
-        matched = self.param_match != "none"
-        grid = Table(box=None, pad_edge=False, header_style="bold")
-        for name in (
-            "variant",
-            "parameters",
-            "active",
-            "added",
-            "added, M",
-            "paper, M",
-            *(["ffn_dim"] if matched else []),
-        ):
-            grid.add_column(name, justify="left" if name == "variant" else "right", no_wrap=True)
-        for row in self.rows:
-            cells = [row.variant, f"{row.n_params:,}", f"{row.n_active:,}", f"{row.added:+,}", millions(row.added)]
-            grid.add_row(*cells, row.printed or NOTHING, *([str(row.ffn_dim)] if matched else []))
-        return Group(Text(self._title()), grid, *(Text(line) for line in self._lines()))
+def document(found: ParamsTable) -> Document:
+    """Lay the rows out, the paper's column beside ours."""
+    matched = ["ffn_dim"] if found.param_match != "none" else []
+    overrides = f" with {' '.join(found.overrides)}" if found.overrides else ""
+    total = f"{scale(found.rows[0].n_params)} parameters" if found.rows else ""
+    shape = ", ".join(f"{key} {value}" for key, value in found.shape.items())
+    rows = [
+        (
+            *(row.variant, f"{row.n_params:,}", f"{row.n_active:,}", f"{row.added:+,}", millions(row.added)),
+            *(row.printed or NOTHING, *(str(row.ffn_dim) for _ in matched)),
+        )
+        for row in found.rows
+    ]
+    content = asdict(found) | {"is_papers_shape": found.is_papers_shape}
+    content["rows"] = [asdict(row) | {"added_m": millions(row.added)} for row in found.rows]
+    return Document(
+        name="params",
+        title=f"recipe {found.recipe}{overrides}: {total}",
+        blocks=(
+            table(("variant", "parameters", "active", "added", "added, M", "paper, M", *matched), rows),
+            Lines((shape, *_lines(found))),
+        ),
+        frame=pd.DataFrame.from_records(content["rows"]),
+        content=content,
+    )
 
-    def _title(self) -> str:
-        words = " ".join(("recipe", self.recipe, *(("with", *self.overrides) if self.overrides else ())))
-        shape = ", ".join(f"{key} {value}" for key, value in self.shape.items())
-        total = f"{scale(self.rows[0].n_params)} parameters" if self.rows else ""
-        return f"{words}: {total}\n{shape}"
 
-    def _lines(self) -> Iterator[str]:
-        """What a reader should know, a line each."""
-        if any(row.printed not in (None, "0") for row in self.rows) and not self.is_papers_shape:
-            yield (
-                "The paper's column is of its 15A2B model (24 layers, d_model 2048, q 32, k 4, dk 128); "
-                "this recipe is of another shape."
-            )
-        for row in self.rows:
-            if row.note:
-                yield f"{row.variant}: {row.note}"
-        for name, reason in self.skipped.items():
-            yield f"left out: {name} ({reason})"
-        if self.param_match == "ffn":
-            yield "param_match=ffn: what is added is the residual, at most half a unit of ffn_dim"
-        if self.param_match == "flops":
-            yield "param_match=flops: ffn_dim is where a training token's FLOPs are nearest the baseline's"
+def _lines(found: ParamsTable) -> Iterator[str]:
+    """What a reader should know, a line each."""
+    if any(row.printed not in (None, "0") for row in found.rows) and not found.is_papers_shape:
+        yield (
+            "The paper's column is of its 15A2B model (24 layers, d_model 2048, q 32, k 4, dk 128); "
+            "this recipe is of another shape."
+        )
+    yield from (f"{row.variant}: {row.note}" for row in found.rows if row.note)
+    yield from (f"left out: {name} ({reason})" for name, reason in found.skipped.items())
+    if found.param_match == "ffn":
+        yield "param_match=ffn: what is added is the residual, at most half a unit of ffn_dim"
+    if found.param_match == "flops":
+        yield "param_match=flops: ffn_dim is where a training token's FLOPs are nearest the baseline's"
 
 
 def make(
@@ -135,17 +129,8 @@ def make(
             skipped[name] = str(error)
             continue
         rows.append(_row(config, costs[config.variant], table))
-    return (
-        ParamsTable(
-            recipe=recipe,
-            overrides=tuple(overrides),
-            param_match=baseline.param_match,
-            shape=_shape(baseline.model),
-            rows=tuple(rows),
-            skipped=skipped,
-        ),
-        costs,
-    )
+    shape = _shape(baseline.model)
+    return ParamsTable(recipe, tuple(overrides), baseline.param_match, shape, tuple(rows), skipped), costs
 
 
 def millions(count: int) -> str:
@@ -167,7 +152,7 @@ def _shape(model: ModelConfig) -> dict[str, Any]:
 
 
 def _row(config: RunConfig, costs: Accounting, table: int | None) -> ParamsRow:
-    variant = variants.get(config.variant)
+    variant = config.spec
     printed = _printed(variant, table)
     papers = all(getattr(config.model, key) == value for key, value in PAPER_SHAPE.items())
     differs = papers and printed is not None and float(printed) != float(millions(costs.added))

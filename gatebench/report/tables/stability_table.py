@@ -6,22 +6,18 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
+from gatebench import metrics
+from gatebench.report.analysis.estimate import Estimate
 from gatebench.report.analysis.lr_curves import with_rates
+from gatebench.report.analysis.paper_tables import facts_of
 from gatebench.report.analysis.spikes import CURVES, OLMO2, OLMO_CORE, score
-from gatebench.report.tables.paper_table import Estimate
-from gatebench.report.tables.paper_tables import facts_of
-from gatebench.report.tables.text import NOTHING, mean_and_interval
-from gatebench.report.tables.text_table import TextTable
+from gatebench.report.tables.blocks import table
+from gatebench.report.tables.document import Document, of_one_table
+from gatebench.report.text import NOTHING, mean_and_interval
 
-WATCHED = {
-    "attn_logit_max": "attention\nlogit",
-    "gate_logit_max": "gate\nlogit",
-    "activation_max": "activation",
-    "update_ratio_max": "update /\nweights",
-}
+WATCHED = tuple(metric.key for metric in metrics.measured("training") if metric.title)
 """Columns of a run that was trained with ``train.watch_every``: the largest of the whole training."""
 
 SCORES = {
@@ -32,11 +28,12 @@ SCORES = {
     "spikes_6s_128": (OLMO_CORE, CURVES),
 }
 """Spike scores by name; the last counts a step with a spike in either curve once, as OLMo-core does."""
+SPIKE_COLUMNS = ("spikes 7σ\nloss", "7σ\ngradient", "6σ\nloss", "6σ\ngradient", "6σ\neither")
 
 
 def stability_table(
     study: str, frame: pd.DataFrame, names: Sequence[str], labels: Mapping[str, str], baseline: str
-) -> TextTable:
+) -> Document:
     """Lay the runs (with ``spikes.with_spikes``) out, a row a variant and setting, by learning rate."""
     rated = with_rates(frame[frame["variant"].isin(names)])
     keys = sorted(set(zip(rated["batch_size"], rated["group"], rated["lr"], rated["setting"], strict=True)))
@@ -47,25 +44,21 @@ def stability_table(
             if len(runs):
                 records.append({"setting": setting, "lr": lr, **_record(runs, name, labels.get(name, name))})
     watched = [key for key in WATCHED if any(not math.isnan(record[key]) for record in records)]
-    return TextTable(
-        name="stability",
-        title=f"{study}: how training went",
-        facts=facts_of(frame, baseline),
-        columns=(
-            *("setting", "variant", "loss\n(nats)", "diverged", "at step"),
-            *("spikes 7σ\nloss", "7σ\ngradient", "6σ\nloss", "6σ\ngradient", "6σ\neither"),
-            *(WATCHED[key] for key in watched),
-        ),
-        rows=tuple(_cells(record, watched) for record in records),
-        frame=pd.DataFrame.from_records(records),
-        legend=_legend(bool(watched)),
-        n_words=2,
+    columns = ["setting", "variant", "loss\n(nats)", "diverged", "at step", *SPIKE_COLUMNS]
+    columns += [metrics.get(key).wrapped for key in watched]
+    return of_one_table(
+        "stability",
+        f"{study}: how training went",
+        facts_of(frame, baseline),
+        table(columns, [_cells(record, watched) for record in records], n_words=2),
+        pd.DataFrame.from_records(records),
+        _legend(bool(watched)),
     )
 
 
 def _record(runs: pd.DataFrame, name: str, label: str) -> dict[str, Any]:
     done = runs[runs["status"] == "done"]
-    losses = Estimate(dict(zip(map(int, done["seed"]), np.log(done["micro_ppl"].astype(float)), strict=True)))
+    losses = Estimate.of(done.set_index("seed")["micro_ppl"].astype(float).map(math.log))
     failed = runs[runs["status"] == "diverged"]
     return {
         "variant": name,

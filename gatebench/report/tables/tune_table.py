@@ -1,30 +1,66 @@
-"""What tuning a study found, as terminal tables, Markdown, CSV and JSON."""
+"""What tuning a study found: the best trial of each search, and all trials."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
-from rich.table import Table
 
-from gatebench.report.tables.comparison_table import markdown_table, write_forms
-from gatebench.report.tables.text import NOTHING
-
-if TYPE_CHECKING:
-    from gatebench.sweep.tuning.outcome import SearchOutcome, TrialOutcome
-    from gatebench.sweep.tuning.worker import Status
+from gatebench.report.tables.blocks import Column, table
+from gatebench.report.tables.document import Document
+from gatebench.report.text import NOTHING
+from gatebench.sweep.search import SearchOutcome, Status, TrialOutcome
 
 _COUNTS: tuple[Status, ...] = ("complete", "diverged", "pruned", "failed")
 _STATUSES: tuple[Status, ...] = (*_COUNTS, "running", "waiting")
-_BEST_COLUMNS = ("variant", *_COUNTS, "best", "of trial", "settings")
-_TRIAL_COLUMNS = ("trial", "status", "value", "settings")
+_SETTINGS = Column("settings", words=True)
 
 
-def to_dict(found: Sequence[SearchOutcome]) -> dict[str, Any]:
-    """Plain values for JSON: the objective, and of each search the counts, the best trial and all trials."""
+def best(found: Sequence[SearchOutcome]) -> Document:
+    """A row a search: how its trials ended, and the best of them."""
+    rows = []
+    for outcome in found:
+        of = outcome.best
+        ending = (NOTHING, NOTHING, NOTHING) if of is None else (_value(of), str(of.number), _settings(of))
+        rows.append((outcome.search.label, *(str(outcome.counts[status]) for status in _COUNTS), *ending))
+    content = _content(found)
+    searches = [_without(search, "trials") for search in content["searches"]]
+    return Document(
+        name="best",
+        title=_title(found),
+        blocks=(table(("variant", *_COUNTS, "best", "of trial", _SETTINGS), rows),),
+        frame=pd.DataFrame.from_records([_flat(search, "best_params") for search in searches]),
+        content={**content, "searches": searches},
+    )
+
+
+def trials(found: Sequence[SearchOutcome]) -> Document:
+    """A table a search, a row a trial; in the frame settings have a column each, and so has the value at each seed.
+
+    A trial without a value, as one that diverged, has a dash.
+    """
+    tables, records = [], []
+    for outcome in found:
+        cells = [(str(t.number), _status(t), _value(t), _settings(t)) for t in outcome.trials]
+        columns = (Column("trial", words=True), Column("status", words=True), "value", _SETTINGS)
+        tables.append(table(columns, cells, title=outcome.search.label))
+        for trial in outcome.trials:
+            row = _flat(_trial(trial), "params")
+            values = dict(zip(outcome.search.seeds, row.pop("values"), strict=False))
+            row |= {f"value_seed_{seed}": values.get(seed) for seed in outcome.search.seeds}
+            records.append({"variant": trial.variant, "setting": trial.setting} | row | {"runs": " ".join(trial.runs)})
+    return Document(
+        name="trials",
+        title=f"Trials of {found[0].search.study.name}",
+        blocks=tuple(tables),
+        frame=pd.DataFrame.from_records(records),
+        content=_content(found),
+    )
+
+
+def _content(found: Sequence[SearchOutcome]) -> dict[str, Any]:
+    """The objective, and of each search the counts, the best trial and all trials."""
     tune = found[0].search.tune
     return {
         "schema": 1,
@@ -34,57 +70,16 @@ def to_dict(found: Sequence[SearchOutcome]) -> dict[str, Any]:
         "sampler": tune.sampler,
         "pruner": tune.pruner,
         "seeds": found[0].search.seeds,
-        "searches": [_search_dict(outcome) for outcome in found],
+        "searches": [_search(outcome) for outcome in found],
     }
 
 
-def to_rich(found: Sequence[SearchOutcome]) -> list[Table]:
-    """The best of each search, then the trials of each; a trial without a value, as one that diverged, has a dash."""
-    tables = [_rich_table(_title(found), _BEST_COLUMNS, [_best_cells(outcome) for outcome in found])]
-    for outcome in found:
-        tables.append(_rich_table(outcome.search.label, _TRIAL_COLUMNS, [_cells(trial) for trial in outcome.trials]))
-    return tables
-
-
-def write(found: Sequence[SearchOutcome], directory: Path) -> list[Path]:
-    """Write best.* (a row a search) and trials.* (a row a trial) as Markdown, CSV and JSON; return the paths."""
-    content = to_dict(found)
-    best = {**content, "searches": [_without_trials(search) for search in content["searches"]]}
-    markdown = [f"# {_title(found)}", "", *markdown_table(_BEST_COLUMNS, [_best_cells(o) for o in found])]
-    trials = [f"# Trials of {content['study']}"]
-    for outcome in found:
-        table = markdown_table(_TRIAL_COLUMNS, [_cells(trial) for trial in outcome.trials], n_words=2)
-        trials += ["", f"## {outcome.search.label}", "", *table]
-    return [
-        *write_forms(directory, "best", "\n".join(markdown) + "\n", best_frame(found), _json(best)),
-        *write_forms(directory, "trials", "\n".join(trials) + "\n", trials_frame(found), _json(content)),
-    ]
-
-
-def best_frame(found: Sequence[SearchOutcome]) -> pd.DataFrame:
-    """A row a search."""
-    rows = [_search_dict(outcome) for outcome in found]
-    return pd.DataFrame.from_records([_flat(_without_trials(row), "best_params") for row in rows])
-
-
-def trials_frame(found: Sequence[SearchOutcome]) -> pd.DataFrame:
-    """A row a trial; settings have a column each, and so has the value at each seed."""
-    rows = []
-    for outcome in found:
-        for trial in outcome.trials:
-            row = _flat(_trial_dict(trial), "params")
-            values = dict(zip(outcome.search.seeds, row.pop("values"), strict=False))
-            row |= {f"value_seed_{seed}": values.get(seed) for seed in outcome.search.seeds}
-            rows.append({"variant": trial.variant, "setting": trial.setting} | row | {"runs": " ".join(trial.runs)})
-    return pd.DataFrame.from_records(rows)
-
-
-def _search_dict(outcome: SearchOutcome) -> dict[str, Any]:
+def _search(outcome: SearchOutcome) -> dict[str, Any]:
     best = outcome.best
     return {
         "variant": outcome.search.variant,
         "setting": outcome.search.combination.label,
-        "trials": [_trial_dict(trial) for trial in outcome.trials],
+        "trials": [_trial(trial) for trial in outcome.trials],
         **{status: outcome.counts[status] for status in _STATUSES},
         "best_value": None if best is None else best.value,
         "best_trial": None if best is None else best.number,
@@ -92,7 +87,7 @@ def _search_dict(outcome: SearchOutcome) -> dict[str, Any]:
     }
 
 
-def _trial_dict(trial: TrialOutcome) -> dict[str, Any]:
+def _trial(trial: TrialOutcome) -> dict[str, Any]:
     return {
         "trial": trial.number,
         "status": trial.status,
@@ -106,12 +101,12 @@ def _trial_dict(trial: TrialOutcome) -> dict[str, Any]:
     }
 
 
-def _without_trials(search: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in search.items() if key != "trials"}
+def _without(row: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != key}
 
 
 def _flat(row: dict[str, Any], key: str) -> dict[str, Any]:
-    return {**{k: v for k, v in row.items() if k != key}, **row[key]}
+    return {**_without(row, key), **row[key]}
 
 
 def _title(found: Sequence[SearchOutcome]) -> str:
@@ -121,15 +116,8 @@ def _title(found: Sequence[SearchOutcome]) -> str:
     return f"{search.study.name}: the {wanted} {search.tune.objective} ({seeds}, {search.tune.sampler})"
 
 
-def _best_cells(outcome: SearchOutcome) -> list[str]:
-    best = outcome.best
-    ending = [NOTHING] * 3 if best is None else [_value(best), str(best.number), _settings(best)]
-    return [outcome.search.label, *(str(outcome.counts[status]) for status in _COUNTS), *ending]
-
-
-def _cells(trial: TrialOutcome) -> list[str]:
-    why = f" ({trial.reason})" if trial.reason else ""
-    return [str(trial.number), f"{trial.status}{why}", _value(trial), _settings(trial)]
+def _status(trial: TrialOutcome) -> str:
+    return f"{trial.status} ({trial.reason})" if trial.reason else trial.status
 
 
 def _value(trial: TrialOutcome) -> str:
@@ -138,17 +126,3 @@ def _value(trial: TrialOutcome) -> str:
 
 def _settings(trial: TrialOutcome) -> str:
     return ", ".join(trial.settings) or NOTHING
-
-
-def _json(content: dict[str, Any]) -> str:
-    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _rich_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(title=title)
-    for column in columns:
-        words = column in ("variant", "status", "settings")
-        table.add_column(column, justify="left" if words else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table

@@ -7,21 +7,22 @@ so do quantities that no run has measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from gatebench import metrics
 from gatebench.errors import UserError
 from gatebench.paper import PaperRow, paper_rows
-from gatebench.recipes import load_recipe, recipe_names
+from gatebench.recipes import load_recipe, recipe_names, settings_of_text
 from gatebench.report.analysis.comparison import ComparisonTable, compare, is_synthetic, run_facts
-from gatebench.report.analysis.flags import Flag, comparison_flags, distinct, flag_text, seed_text
+from gatebench.report.analysis.estimate import Estimate, estimate
+from gatebench.report.analysis.flags import Flag, comparison_flags, distinct, flag_text
+from gatebench.report.analysis.paper_table import Column, PaperTable, VariantRow, order_check, rank_correlation
 from gatebench.report.analysis.stats import Verdict
-from gatebench.report.read import benchmark_results
-from gatebench.report.tables.paper_table import Column, Estimate, PaperTable, Row, order_check, rank_correlation
-from gatebench.report.tables.text import number
+from gatebench.report.text import number, seed_text
 from gatebench.variants import get
 
 SINK_ORDER = (
@@ -97,29 +98,23 @@ def make(
     runs = form.prepared(runs)
     columns = form.columns(runs)
     rows = _rows(table, form, runs, names, labels or {}, columns, compared)
-    if table != 4:
-        return PaperTable(table, form.title, facts, baseline, tuple(columns), tuple(rows), notes=notes)
-    score, m_act, share = (
-        next(c for c in columns if c.key == key) for key in ("gate_mean", "m_act", "first_token_share")
-    )
-    present = [row.variant for row in rows if row.ours[share.key].n]
-    once = distinct(runs, present)
-    notes += tuple(
-        f"{name} has the loss curves of a row above, and counts once with it in rank correlations"
-        for name in present
-        if name not in once
-    )
-    ranked = [row for row in rows if row.variant in once]
-    return PaperTable(
-        number=4,
-        title=form.title,
-        facts=facts,
-        baseline=baseline,
-        columns=tuple(columns),
-        rows=tuple(rows),
+    found = PaperTable(table, form.title, facts, baseline, tuple(columns), tuple(rows), notes=notes)
+    return _with_ranks(found, runs) if table == 4 else found
+
+
+def _with_ranks(found: PaperTable, runs: pd.DataFrame) -> PaperTable:
+    """Table 4 with its rank correlations and order, in which two rows of one model count once."""
+    score, m_act, share = (found.column(key) for key in ("gate_mean", "m_act", "first_token_share"))
+    present = [row for row in found.rows if row.ours[share.key].n]
+    once = distinct(runs, [row.variant for row in present])
+    twins = [row.variant for row in present if row.variant not in once]
+    text = "has the loss curves of a row above, and counts once with it in rank correlations"
+    ranked = [row for row in found.rows if row.variant in once]
+    return replace(
+        found,
         correlations=tuple(rank_correlation(ranked, score, other) for other in (share, m_act)),
-        order=order_check([row for row in rows if row.ours[share.key].n], share, SINK_ORDER),
-        notes=notes,
+        order=order_check(present, share, SINK_ORDER),
+        notes=(*found.notes, *(f"{name} {text}" for name in twins)),
     )
 
 
@@ -138,53 +133,42 @@ def with_settings(table: int) -> bool:
 def architectures(recipes: Sequence[str] = ()) -> PaperTable:
     """Table 7: the shapes of the paper's models beside those of our recipes, then those of ``recipes``."""
     columns = [
-        *(_shape(key, title, paper) for key, title, paper in _SHAPES),
-        *(
-            Column(key, title, "yes or no", key, interval=False)
-            for key, title in (("tie_embedding", "tied embedding"), ("qk_norm", "QK-norm"))
-        ),
+        Column(key, title, "yes or no" if key in YES_OR_NO else "size", key, interval=False)
+        for key, title in SHAPES.items()
     ]
-    rows, shipped = [], recipe_names()
-    for index, (model, recipe) in enumerate(ARCHITECTURES.items(), start=1):
-        printed = next(row.printed for row in paper_rows(7) if row.method == model)
+    shipped = recipe_names()
+    printed = {row.method: row.printed for row in paper_rows(7)}
+    models = {recipe: model for model, recipe in ARCHITECTURES.items()}
+    rows: list[VariantRow] = []
+    for recipe in [*models, *(name for name in recipes if name not in models and name in shipped)]:
+        model = models.get(recipe, "")
         ours = _architecture(recipe) if recipe in shipped else {}
-        label = f"{model} ({recipe})" if ours else model
         rows.append(
-            _shape_row(
-                recipe, label, index, ours, {c.key: printed[c.key] for c in columns if c.key in printed}, columns
+            VariantRow(
+                variant=recipe,
+                label=f"{model} ({recipe})" if model and ours else model or recipe,
+                paper_row=len(rows) + 1 if model else None,
+                ours={key: Estimate({0: ours[key]} if key in ours else {}) for key in SHAPES},
+                theirs={key: value for key, value in printed.get(model, {}).items() if key in SHAPES},
             )
         )
-    own = [name for name in recipes if name not in ARCHITECTURES.values() and name in shipped]
-    rows += [_shape_row(name, name, None, _architecture(name), {}, columns) for name in own]
     return PaperTable(7, "Model architectures", {}, "", tuple(columns), tuple(rows))
 
 
-_SHAPES = (
-    ("layers", "layers", "layers"),
-    ("q_heads", "query heads", "q_heads"),
-    ("kv_heads", "KV heads", "kv_heads"),
-    ("head_dim", "head dim", "head_dim"),
-    ("hidden_size", "hidden size", "hidden_size"),
-    ("ffn_size", "FFN size", "ffn_size"),
-    ("experts", "experts", "experts"),
-    ("top_k", "top k", "top_k"),
-)
-
-
-def _shape(key: str, title: str, paper: str) -> Column:
-    return Column(key, title, "size", paper, interval=False)
-
-
-def _shape_row(
-    recipe: str,
-    label: str,
-    paper_row: int | None,
-    ours: Mapping[str, float],
-    theirs: Mapping[str, str],
-    columns: Sequence[Column],
-) -> Row:
-    estimates = {c.key: Estimate({0: ours[c.key]} if c.key in ours else {}) for c in columns}
-    return Row(recipe, label, paper_row, estimates, theirs)
+SHAPES = {
+    "layers": "layers",
+    "q_heads": "query heads",
+    "kv_heads": "KV heads",
+    "head_dim": "head dim",
+    "hidden_size": "hidden size",
+    "ffn_size": "FFN size",
+    "experts": "experts",
+    "top_k": "top k",
+    "tie_embedding": "tied embedding",
+    "qk_norm": "QK-norm",
+}
+"""Columns of Table 7, ours and the paper's, and their titles."""
+YES_OR_NO = ("tie_embedding", "qk_norm")
 
 
 def _architecture(recipe: str) -> dict[str, float]:
@@ -212,33 +196,27 @@ def _rows(
     labels: Mapping[str, str],
     columns: Sequence[Column],
     compared: ComparisonTable | None,
-) -> list[Row]:
+) -> list[VariantRow]:
     """The paper's rows in its order, ours beside them where we have some, then ours alone."""
+    own = {(str(name), str(setting)): found for (setting, name), found in runs.groupby(["setting", "variant"])}
     settings = list(dict.fromkeys(runs["setting"]))
-    own = {
-        (name, setting): runs[(runs["variant"] == name) & (runs["setting"] == setting)]
-        for setting in settings
-        for name in names
-    }
-    own = {key: found for key, found in own.items() if len(found)}
+    ours_alone = [(name, setting) for setting in settings for name in names if (name, setting) in own]
     verdicts = {}
     for setting in settings:
         found = compared or _compared(runs[runs["setting"] == setting], names)
         verdicts[setting] = _verdicts(found, columns) if found else {}
     printed = {(_canonical(row), form.setting(row)): row for row in paper_rows(table)}
     rows = []
-    for key in [*printed, *(key for key in own if key not in printed)]:
-        (name, setting), theirs, found = key, printed.get(key), own.get(key)
-        label = labels.get(name) or (theirs.method if theirs else name)
+    for key in dict.fromkeys([*printed, *ours_alone]):
+        (name, setting), theirs, measured = key, printed.get(key), own.get(key)
+        paper = {} if theirs is None else theirs.printed
         rows.append(
-            Row(
+            VariantRow(
                 variant=name,
-                label=label,
+                label=labels.get(name) or (theirs.method if theirs else name),
                 paper_row=None if theirs is None else theirs.row,
-                ours={c.key: Estimate({}) if found is None else estimate(found, c.key) for c in columns},
-                theirs={}
-                if theirs is None
-                else {c.paper: theirs.printed[c.paper] for c in columns if c.paper in theirs.printed},
+                ours={c.key: Estimate({}) if measured is None else estimate(measured, c.key) for c in columns},
+                theirs={c.paper: paper[c.paper] for c in columns if c.paper in paper},
                 setting=setting,
                 verdicts=verdicts.get(setting, {}).get(name, {}),
             )
@@ -257,7 +235,7 @@ def _verdicts(compared: ComparisonTable, columns: Sequence[Column]) -> dict[str,
     """By variant and column, as the comparison with the baseline gives them."""
     found: dict[str, dict[str, Verdict]] = {}
     for item in compared.variants:
-        by_column = {row.metric.column: row.comparison.verdict for row in item.rows}
+        by_column = {row.metric.key: row.comparison.verdict for row in item.rows}
         found[item.name] = {c.key: verdict for c in columns if (verdict := by_column.get(c.key))}
     return found
 
@@ -268,7 +246,7 @@ def facts_of(runs: pd.DataFrame, baseline: str) -> dict[str, object]:
     facts = run_facts(runs, base)
     if runs["setting"].nunique() > 1:
         sizes = sorted({int(size) for size in base["n_params"]})
-        words = [text.split() for text in runs["overrides"].unique()]
+        words = [settings_of_text(text).words for text in runs["overrides"].unique()]
         common = " ".join(word for word in words[0] if all(word in others for others in words))
         facts |= {"overrides": common, "n_params": sizes[0] if len(sizes) == 1 else sizes}
     return facts
@@ -276,17 +254,6 @@ def facts_of(runs: pd.DataFrame, baseline: str) -> dict[str, object]:
 
 def _canonical(row: PaperRow) -> str:
     return get(row.variant).name if row.variant else ""
-
-
-def estimate(runs: pd.DataFrame, column: str) -> Estimate:
-    """One variant's ``column`` by seed, without the runs that diverged; empty where the frame lacks the column."""
-    if column not in runs:
-        return Estimate({})
-    done = runs[runs["status"] == "done"].sort_values("seed")
-    values = zip(done["seed"], done[column].astype("float64"), strict=True)
-    by_seed = {int(seed): float(value) for seed, value in values if np.isfinite(value)}
-    task = column.removeprefix(benchmark_results.SCORE)
-    return Estimate(by_seed, at_chance=task != column and benchmark_results.runs_at_chance(done, task))
 
 
 def run_notes(
@@ -331,14 +298,18 @@ def _ruler_lengths(runs: pd.DataFrame) -> list[str]:
     return sorted(found, key=lambda length: found[length])
 
 
+def _column(key: str, title: str = "", **how: Any) -> Column:
+    metric = metrics.get(key)
+    return Column(key, title or metric.title, metric.kind, metric.paper, **how)
+
+
 _ADDED = Column("added_param_m", "Added\nparams (M)", "millions", "added_param_m", interval=False)
-_PPL = Column("avg_ppl", "Avg PPL", "perplexity", "avg_ppl", best="lowest")
+_PPL = _column("avg_ppl", best="lowest")
 
 
 def _score(key: str, title: str, paper: str) -> Column:
     """A benchmark's score in percent."""
-    best: Literal["highest"] = "highest"
-    return Column(key, title, "points", paper, decimals=2, best=best)
+    return Column(key, title, "points", paper, decimals=2, best="highest")
 
 
 def _benchmarks(*names: str) -> list[Column]:
@@ -350,17 +321,15 @@ def _table4_columns(runs: pd.DataFrame) -> list[Column]:
     floors = sorted({number(value, "floor") for value in runs["first_token_floor"].dropna()})
     floor = f"\n(floor {' or '.join(floors)})" if floors else ""
     columns = [
-        Column("gate_mean", "Gate score", "score", "gate_score"),
-        Column("m_act", "M-Act", "activation", "m_act", decimals=0),
-        Column("first_token_share", f"First-token share{floor}", "share", "f_attn", decimals=3),
-        Column("first_token_excess", "times\nfloor", "ratio", interval=False),
-        Column("first_token_floor", "Uniform floor", "floor", interval=False, shown=False),
+        _column("gate_mean", "Gate score"),
+        _column("m_act", decimals=0),
+        _column("first_token_share", f"First-token share{floor}", decimals=3),
+        _column("first_token_excess", "times\nfloor", interval=False),
+        _column("first_token_floor", interval=False, shown=False),
     ]
     if is_synthetic(runs):
-        return [
-            *columns,
-            Column("excess_loss", "Excess loss\n(nats)", "nats", "avg_ppl", "paper\nAvg PPL", best="lowest"),
-        ]
+        loss = Column("excess_loss", "Excess loss\n(nats)", "nats", _PPL.paper, "paper\nAvg PPL", best="lowest")
+        return [*columns, loss]
     return [*columns, _PPL, *_benchmarks("hellaswag", "mmlu", "gsm8k")]
 
 
