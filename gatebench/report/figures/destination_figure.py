@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from gatebench.report.figures.style import PAGE_WIDTH, new_figure
-from gatebench.report.tables.destination_table import DESTINATIONS, Row
+from gatebench.report.analysis.destinations import DESTINATIONS, Row
+from gatebench.report.figures.panels import legend_above, name_lines, new_figure
+from gatebench.report.figures.style import PAGE_WIDTH
 
 NAMES = {
     "first": "first token",
@@ -39,19 +41,18 @@ def draw(table: Sequence[Row], labels: Mapping[str, str]) -> Figure:
             continue
         shade = place / (len(DESTINATIONS) - 1)
         widths = [row.shares.get(name, 0.0) for row in bars]
-        axes.barh(range(len(bars)), widths, left=left, color=colors(shade), edgecolor="white", linewidth=0.5,
-                  label=NAMES[name])  # fmt: skip
+        look: dict[str, Any] = {"color": colors(shade), "edgecolor": "white", "linewidth": 0.5}
+        axes.barh(range(len(bars)), widths, left=left, **look, label=NAMES[name])
         for y, (start, width) in enumerate(zip(left, widths, strict=True)):
             if width >= LABELLED:
                 color = "white" if shade < 0.5 else "black"
                 axes.text(start + width / 2, y, f"{100 * width:.0f}", color=color, ha="center", va="center", fontsize=6)
         left = [start + width for start, width in zip(left, widths, strict=True)]
-    axes.set_yticks(range(len(bars)), words)
-    axes.set_ylim(len(bars) - 0.5, -0.5)
+    name_lines(axes, words)
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(False)
     queries = "all queries" if any(row.queries == "all" for row in bars) else "idle queries"
     axes.set_xlabel(f"attention of {queries} on it")
-    figure.legend(loc="outside upper center", ncols=5)
+    legend_above(figure, axes, columns=5)
     return figure

@@ -7,21 +7,22 @@ training loss of the baseline and the G1 gate, smoothed with s_t = 0.9 s_{t-1} +
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
+from gatebench.metrics import number
 from gatebench.paper import paper_rows
-from gatebench.report.figures.style import PAGE_WIDTH, drawing, new_figure, save, variant_style
-from gatebench.report.tables.paper_table import Estimate
-from gatebench.report.tables.paper_tables import estimate
-from gatebench.report.tables.text import number
+from gatebench.report.analysis.estimate import Estimate, estimate
+from gatebench.report.figures import save
+from gatebench.report.figures.panels import Array, fit, new_figure
+from gatebench.report.figures.style import PAGE_WIDTH, variant_style
 
 POSITIONS = {
     "baseline": "none",
@@ -40,15 +41,14 @@ def write(frame: pd.DataFrame, curves: pd.DataFrame, baseline: str, directory: s
 
     ``figure1_positions.*`` needs the baseline and two positions, ``figure1_losses.*`` the baseline and a gate at G1.
     """
-    folder, paths = Path(directory), []
-    present = set(frame[frame["status"] == "done"]["variant"])
-    with drawing():
-        if baseline == "baseline" and baseline in present and len(present & set(POSITIONS)) >= 3:
-            paths += save(positions(frame), folder / "figure1_positions")
-        gated = [name for name in ("g1_elementwise", "g1_headwise") if name in set(curves["variant"])]
-        if gated and baseline in set(curves["variant"]):
-            paths += save(losses(curves, baseline, gated[0]), folder / "figure1_losses")
-    return paths
+    figures: dict[str, Callable[[], Figure]] = {}
+    present, curved = set(frame[frame["status"] == "done"]["variant"]), set(curves["variant"])
+    if baseline == "baseline" and baseline in present and len(present & set(POSITIONS)) >= 3:
+        figures["figure1_positions"] = lambda: positions(frame)
+    gated = [name for name in ("g1_elementwise", "g1_headwise") if name in curved]
+    if gated and baseline in curved:
+        figures["figure1_losses"] = lambda: losses(curves, baseline, gated[0])
+    return save.write(figures, directory)
 
 
 def positions(frame: pd.DataFrame) -> Figure:
@@ -65,7 +65,7 @@ def positions(frame: pd.DataFrame) -> Figure:
     ours.set_title(f"ours ({len(seeds)} seed{'s' if len(seeds) != 1 else ''})")
     ours.set_ylabel("Avg PPL (lower is better)")
     printed = {row.variant: row.numbers["avg_ppl"] for row in paper_rows(1) if row.variant in POSITIONS}
-    _bars(theirs, {name: Estimate({0: value}) for name, value in printed.items()})
+    _bars(theirs, {name: Estimate({0: printed[name]}) for name in POSITIONS if name in printed})
     theirs.set_title("the paper (15A2B MoE, one run each)")
     return figure
 
@@ -73,27 +73,25 @@ def positions(frame: pd.DataFrame) -> Figure:
 def losses(curves: pd.DataFrame, baseline: str, gated: str) -> Figure:
     """Training loss over tokens at each seed: the moving average as a line, the largest loss of each bin as dots.
 
-    ``curves`` is of ``compact.with_labels``. A dot stands where the largest loss of a bin is more than 7 standard
-    deviations of the bins' largest losses before it above their mean, as a spike score would count it.
+    ``curves`` is of ``committed_frames.with_labels``. A dot stands where the largest loss of a bin is more than 7
+    standard deviations of the bins' largest losses before it above their mean, as a spike score would count it.
     """
     figure = new_figure(PAGE_WIDTH * 0.75, 2.8)
     axes = figure.subplots()
     for name in (baseline, gated):
         style = variant_style(name, baseline)
-        runs = curves[curves["variant"] == name]
+        runs = curves[curves["variant"] == name].sort_values("step")
+        n_seeds = runs["seed"].nunique()
         for index, (_, run) in enumerate(runs.groupby("seed", sort=True)):
-            run = run.sort_values("step")
-            loss = run["loss"].to_numpy(dtype=float)
-            tokens = run["tokens"].to_numpy(dtype=float)
-            label = f"{name} ({runs['seed'].nunique()} seed{'s' if runs['seed'].nunique() != 1 else ''})"
-            axes.plot(
-                tokens, moving_average(loss), color=style.color, linestyle=style.linestyle, linewidth=1.0,
-                label=label if index == 0 else None,
-            )  # fmt: skip
+            loss, tokens = run["loss"].to_numpy(dtype=float), run["tokens"].to_numpy(dtype=float)
+            label = f"{name} ({n_seeds} seed{'s' if n_seeds != 1 else ''})" if index == 0 else None
+            axes.plot(tokens, moving_average(loss), **style.line, linewidth=1.0, label=label)
             largest = run["loss_max"].to_numpy(dtype=float) if "loss_max" in run else loss
             at = spikes(largest)
-            axes.plot(tokens[at], largest[at], linestyle="none", marker=style.marker, markersize=3, color=style.color)
-    _fit(axes, curves[curves["variant"].isin([baseline, gated])])
+            axes.plot(tokens[at], largest[at], **style.points, markersize=3)
+    # The first 3 % of training, where all variants fall alike, are left above the frame.
+    shown = curves[curves["variant"].isin([baseline, gated])]
+    fit(axes, [shown[shown["tokens"] > 0.03 * shown["tokens"].max()]["loss"].to_numpy(dtype=float)], 0.05, 0.1)
     axes.set_xlabel("training tokens")
     axes.set_ylabel(f"training loss (nats), EMA {DECAY:g}")
     axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
@@ -101,47 +99,33 @@ def losses(curves: pd.DataFrame, baseline: str, gated: str) -> Figure:
     return figure
 
 
-def moving_average(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def moving_average(values: Array) -> Array:
     """s_t = 0.9 s_{t-1} + 0.1 x_t from s_1 = x_1; NaN from the first value that is not finite."""
     averaged = pd.Series(values).ewm(alpha=1 - DECAY, adjust=False).mean().to_numpy(dtype=float)
     broken = ~np.isfinite(np.cumsum(values))
     return np.where(broken, math.nan, averaged)
 
 
-def spikes(values: npt.NDArray[np.float64], window: int = 40, n_sigma: float = 7.0) -> list[int]:
+def spikes(values: Array, window: int = 40, n_sigma: float = 7.0) -> list[int]:
     """Indices of values more than ``n_sigma`` deviations above the mean of the ``window`` before them."""
     before = pd.Series(values).shift(1).rolling(window)
     limit = before.mean() + n_sigma * before.std(ddof=0)
     return [int(index) for index in np.flatnonzero((pd.Series(values) > limit).to_numpy())]
 
 
-def _bars(axes: Axes, found: dict[str, Estimate]) -> None:
-    names: Sequence[str] = [name for name in POSITIONS if name in found]
-    means = [found[name].mean for name in names]
-    for index, name in enumerate(names):
-        style = variant_style(name)
-        axes.bar(index, found[name].mean, color=style.color, alpha=0.75, width=0.7)
-        half = found[name].half_width
-        if math.isfinite(half):
-            axes.errorbar(index, found[name].mean, yerr=half, color="black", linewidth=1, capsize=2)
-            axes.plot(
-                [index] * found[name].n, list(found[name].by_seed.values()), linestyle="none", marker=".", color="black"
-            )
-        axes.annotate(
-            number(found[name].mean, "perplexity"), (index, 0), xytext=(0, 3), textcoords="offset points",
-            xycoords=("data", "axes fraction"), ha="center", color="white", fontsize=6.5,
-        )  # fmt: skip
+def _bars(axes: Axes, estimates: Mapping[str, Estimate]) -> None:
+    """One bar a position; an interval and a point a seed where there are several."""
+    in_bar: dict[str, Any] = {"xytext": (0, 3), "textcoords": "offset points", "xycoords": ("data", "axes fraction")}
+    look: dict[str, Any] = {"ha": "center", "color": "white", "fontsize": 6.5}
+    for index, (name, ours) in enumerate(estimates.items()):
+        axes.bar(index, ours.mean, color=variant_style(name).color, alpha=0.75, width=0.7)
+        if math.isfinite(ours.half_width):
+            axes.errorbar(index, ours.mean, yerr=ours.half_width, color="black", linewidth=1, capsize=2)
+            axes.plot([index] * ours.n, list(ours.by_seed.values()), linestyle="none", marker=".", color="black")
+        axes.annotate(number(ours.mean, "perplexity"), (index, 0), **in_bar, **look)
+    means = [ours.mean for ours in estimates.values()]
     reach = max(means) - min(means) or 0.1 * max(means)
-    spread = max((e.half_width for e in found.values() if math.isfinite(e.half_width)), default=0.0)
+    spread = max((e.half_width for e in estimates.values() if math.isfinite(e.half_width)), default=0.0)
     axes.set_ylim(min(means) - 0.6 * reach - min(spread, reach), max(means) + 0.3 * reach + min(spread, 2 * reach))
-    axes.set_xticks(range(len(names)), [POSITIONS[name] for name in names], fontsize=6)
+    axes.set_xticks(range(len(means)), [POSITIONS[name] for name in estimates], fontsize=6)
     axes.grid(axis="x", visible=False)
-
-
-def _fit(axes: Axes, curves: pd.DataFrame) -> None:
-    """Leave the first 3 % of training, where all variants fall alike, above the frame."""
-    late = curves[curves["tokens"] > 0.03 * curves["tokens"].max()]["loss"]
-    late = late[np.isfinite(late.to_numpy(dtype=float))]
-    if len(late):
-        low, high = float(late.min()), float(late.max())
-        axes.set_ylim(low - 0.05 * (high - low), high + 0.1 * (high - low))

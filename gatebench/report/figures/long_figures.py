@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gatebench.report.figures.style import PAGE_WIDTH, drawing, new_figure, save, variant_style
+from gatebench.report.analysis.estimate import Estimate, estimate
+from gatebench.report.figures import save
+from gatebench.report.figures.panels import Array, new_figure
+from gatebench.report.figures.style import FLOOR_COLOR, PAGE_WIDTH, VariantStyle, variant_style
 from gatebench.report.read import long_results
-from gatebench.report.tables.paper_table import Estimate
-from gatebench.report.tables.paper_tables import estimate
 
 LINES = {"": "-", "_yarn": "--"}
 LEGEND = "solid: as trained; dashed: YaRN"
@@ -36,14 +36,13 @@ def write(
             untouched = [record for record in long_results.records(run_dir) if record["intervention"] is None]
             found.setdefault(name, []).extend(untouched)
     here = {name: found[name] for name in names if found.get(name)}
-    with drawing():
-        paths = save(by_length(frame, names, labels, baseline), directory / "long_lengths")
-        if here:
-            paths += save(by_position(here, labels, baseline), directory / "long_positions")
-        mapped = {name: rows for name, rows in here.items() if any(_with_depths(record) for record in rows)}
-        if mapped:
-            paths += save(by_depth(dict(list(mapped.items())[:MAX_MAPS]), labels), directory / "long_depths")
-    return paths
+    figures: dict[str, Callable[[], Figure]] = {"long_lengths": lambda: by_length(frame, names, labels, baseline)}
+    if here:
+        figures["long_positions"] = lambda: by_position(here, labels, baseline)
+    mapped = {name: rows for name, rows in here.items() if any(_with_depths(record) for record in rows)}
+    if mapped:
+        figures["long_depths"] = lambda: by_depth(dict(list(mapped.items())[:MAX_MAPS]), labels)
+    return save.write(figures, directory)
 
 
 def by_length(frame: pd.DataFrame, names: Sequence[str], labels: Mapping[str, str], baseline: str) -> Figure:
@@ -59,7 +58,7 @@ def by_length(frame: pd.DataFrame, names: Sequence[str], labels: Mapping[str, st
                 found = {x: each for x, each in found.items() if each.n}
                 if found:
                     label = labels.get(name, name) if not condition else None
-                    _curve(axes, found, color=style.color, linestyle=line, marker=style.marker, label=label)
+                    _curve(axes, found, style, linestyle=line, label=label)
         axes.set_xscale("log", base=2)
         axes.set_xticks(lengths, [f"{x:g}x" for x in lengths])
         axes.set_xlabel("length (training windows)")
@@ -70,10 +69,10 @@ def by_length(frame: pd.DataFrame, names: Sequence[str], labels: Mapping[str, st
     return figure
 
 
-def _curve(axes: Axes, found: Mapping[float, Estimate], **style: Any) -> None:
+def _curve(axes: Axes, found: Mapping[float, Estimate], style: VariantStyle, **look: Any) -> None:
     bars = np.nan_to_num([each.half_width for each in found.values()])
     means = [each.mean for each in found.values()]
-    axes.errorbar(list(found), means, yerr=bars, markerfacecolor="none", elinewidth=0.7, **style)
+    axes.errorbar(list(found), means, yerr=bars, elinewidth=0.7, **{**style.hollow, **look})
 
 
 def by_position(found: Records, labels: Mapping[str, str], baseline: str) -> Figure:
@@ -92,7 +91,7 @@ def by_position(found: Records, labels: Mapping[str, str], baseline: str) -> Fig
                 losses = np.mean([[part["nats"] for part in bins] for bins in chosen], axis=0)
                 label = labels.get(name, name) if not condition else None
                 axes.plot(middles, losses, color=style.color, linestyle=line, label=label)
-    axes.axvline(next(iter(found.values()))[0]["window"], color="#666666", linestyle=":", linewidth=1)
+    axes.axvline(next(iter(found.values()))[0]["window"], color=FLOOR_COLOR, linestyle=":", linewidth=1)
     axes.set_xlabel(f"position in a window of {longest:,} tokens")
     axes.set_ylabel("loss (nats)")
     axes.set_title(LEGEND)
@@ -126,7 +125,7 @@ def by_depth(found: Records, labels: Mapping[str, str]) -> Figure:
     return figure
 
 
-def depth_map(records: Sequence[dict[str, Any]]) -> tuple[npt.NDArray[np.float64], list[int], list[float]]:
+def depth_map(records: Sequence[dict[str, Any]]) -> tuple[Array, list[int], list[float]]:
     """Mean score over ``records`` (depths, lengths), with lengths in tokens and depths; what one lacks is left out."""
     lengths = sorted(set.intersection(*map(_with_depths, records))) if records else []
     if not lengths:

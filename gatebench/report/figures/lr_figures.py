@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import EngFormatter, NullLocator
 
-from gatebench.report.analysis.lr_curves import LrCurve, with_rates
+from gatebench.report.analysis.lr_curves import AgainstBaseline, LrCurve, against_baseline, group_names, with_rates
 from gatebench.report.analysis.spikes import CURVES, OLMO_CORE, steps
+from gatebench.report.figures import save
 from gatebench.report.figures.figure1 import DECAY, moving_average
-from gatebench.report.figures.style import FLOOR_COLOR, PAGE_WIDTH, drawing, new_figure, save, variant_style
-from gatebench.report.tables.lr_table import AgainstBaseline, against_baseline, group_names, rate
+from gatebench.report.figures.panels import fit, grid, legend_above, name_lines, new_figure, ratio_axis
+from gatebench.report.figures.style import FLOOR_COLOR, PAGE_WIDTH, variant_style
+from gatebench.report.text import learning_rate
 
 MAX_PANELS = 12
 """Of a figure of training curves: a panel a learning rate."""
@@ -28,17 +31,17 @@ def write(
     """Draw what the curves allow and save it; return the paths.
 
     ``lr_loss.*`` and ``lr_spikes.*`` always, ``lr_optimum.*`` with another variant beside the baseline,
-    ``lr_batch.*`` with several batch sizes. ``training`` is of ``compact.with_labels`` or ``results.load_curves``.
+    ``lr_batch.*`` with several batch sizes. ``training`` is of ``committed_frames.with_labels`` or
+    ``results.load_curves``.
     """
-    with drawing():
-        paths = save(loss_over_rates(curves, baseline), directory / "lr_loss")
-        if compared := against_baseline(curves, baseline):
-            paths += save(shifts(compared, curves, baseline), directory / "lr_optimum")
-        largest = [curve for curve in curves if curve.group == curves[0].group]
-        paths += save(spikes(frame, training, largest, baseline), directory / "lr_spikes")
-        if len({curve.batch_size for curve in curves}) > 1:
-            paths += save(batch_maps(curves), directory / "lr_batch")
-    return paths
+    figures: dict[str, Callable[[], Figure]] = {"lr_loss": lambda: loss_over_rates(curves, baseline)}
+    if compared := against_baseline(curves, baseline):
+        figures["lr_optimum"] = lambda: shifts(compared, curves, baseline)
+    largest = [curve for curve in curves if curve.group == curves[0].group]
+    figures["lr_spikes"] = lambda: spikes(frame, training, largest, baseline)
+    if len({curve.batch_size for curve in curves}) > 1:
+        figures["lr_batch"] = lambda: batch_maps(curves)
+    return save.write(figures, directory)
 
 
 def loss_over_rates(curves: Sequence[LrCurve], baseline: str) -> Figure:
@@ -47,23 +50,22 @@ def loss_over_rates(curves: Sequence[LrCurve], baseline: str) -> Figure:
     A cross at ln V is a run that diverged.
     """
     groups = group_names(curves)
-    figure = new_figure(PAGE_WIDTH * (0.75 if len(groups) == 1 else 1), 0.6 + 2.4 * math.ceil(len(groups) / 2))
-    panels = _panels(figure, len(groups), columns=min(2, len(groups)))
+    width = PAGE_WIDTH * (0.75 if len(groups) == 1 else 1)
+    figure, panels = grid(len(groups), 2, width, 2.4, 0.6, sharex=True, sharey=True)
     for axes, (group, name) in zip(panels, groups.items(), strict=True):
         for curve in (c for c in curves if c.group == group):
             style = variant_style(curve.variant, baseline)
             mean, low, high = curve.losses.mean(), curve.losses.min(), curve.losses.max()
             axes.fill_between(curve.rates, low, high, color=style.color, alpha=0.15, linewidth=0)
-            axes.plot(curve.rates, mean, color=style.color, linestyle=style.linestyle, marker=style.marker,
-                      markerfacecolor="none", label=curve.label)  # fmt: skip
+            axes.plot(curve.rates, mean, **{**style.hollow, **style.line}, label=curve.label)
             for _, lr in sorted(curve.diverged):
-                axes.plot([lr], [curve.ceiling], color=style.color, linestyle="none", marker="x")
+                axes.plot([lr], [curve.ceiling], **{**style.points, "marker": "x"})
         _rate_axis(axes, curves)
         if len(groups) > 1:
             axes.set_title(f"batch {name}")
     panels[0].set_ylabel("held-out loss (nats per token)")
-    figure.supxlabel("peak learning rate (line: mean over seeds; shaded: their range)", fontsize=8)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    figure.supxlabel("peak learning rate (line: mean over seeds; shaded: their range)")
+    legend_above(figure, panels[0], columns=4)
     return figure
 
 
@@ -79,18 +81,13 @@ def shifts(compared: Sequence[AgainstBaseline], curves: Sequence[LrCurve], basel
         if not math.isnan(low):
             axes.plot([low, high], [place, place], color=style.color, linewidth=1.2)
         by_seed = np.exp(found.optimum.differences)
-        axes.plot(by_seed, [place] * len(by_seed), color=style.color, marker=style.marker, markersize=2.5,
-                  linestyle="none", markerfacecolor="none")  # fmt: skip
-        axes.plot([factor], [place], color=style.color, marker=style.marker, markersize=6, linestyle="none")
+        axes.plot(by_seed, [place] * len(by_seed), **style.hollow, markersize=2.5)
+        axes.plot([factor], [place], **style.points, markersize=6)
         words.append(found.curve.label + (f", batch {groups[found.curve.group]}" if len(groups) > 1 else ""))
     axes.axvline(1.0, color="black", linewidth=0.8)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.set_yticks(range(len(words)), words)
-    axes.set_ylim(len(words) - 0.5, -0.5)
+    ratio_axis(axes)
+    name_lines(axes, words)
     axes.grid(False, axis="y")
-    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(f"best LR over {baseline}'s\n(small: a seed, large: their mean, line: 95 % interval)")
     return figure
 
@@ -101,9 +98,7 @@ def spikes(frame: pd.DataFrame, training: pd.DataFrame, curves: Sequence[LrCurve
     The mark is at the loss of the curve there, whether the spike is in the loss or in the gradient norm.
     """
     rates = curves[0].rates[-MAX_PANELS:]
-    columns = min(4, len(rates))
-    figure = new_figure(PAGE_WIDTH, 0.7 + 1.5 * math.ceil(len(rates) / columns))
-    panels = _panels(figure, len(rates), columns)
+    figure, panels = grid(len(rates), 4, PAGE_WIDTH, 1.5, 0.7, sharex=True, sharey=True)
     rated = with_rates(frame[frame["variant"].isin([curve.variant for curve in curves])])
     rated = rated[rated["group"] == curves[0].group]
     for axes, lr in zip(panels, rates, strict=True):
@@ -114,16 +109,14 @@ def spikes(frame: pd.DataFrame, training: pd.DataFrame, curves: Sequence[LrCurve
                 label = curve.label if index == 0 else None
                 marked = sorted({step for cell in cells for step in steps(cell)})
                 _training_curve(axes, training[training["run"] == run], marked, curve, baseline, label)
-        axes.set_title(f"LR {rate(lr)}")
+        axes.set_title(f"LR {learning_rate(lr)}")
         axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
     lines = [np.asarray(line.get_ydata(), dtype=float) for axes in panels for line in axes.get_lines()]
-    late = np.concatenate([line[len(line) // 20 :] for line in lines])  # where all variants fall alike, above the frame
-    late = late[np.isfinite(late)]
-    if len(late):
-        panels[0].set_ylim(late.min() - 0.05 * np.ptp(late), late.max() + 0.05 * np.ptp(late))
-    figure.supylabel(f"training loss (nats), EMA {DECAY:g}", fontsize=8)
-    figure.supxlabel("training tokens (marks: spikes of loss or gradient norm, 6σ over 128 steps)", fontsize=8)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    # The first 5 % of training, where all variants fall alike, are left above the frame.
+    fit(panels[0], [line[len(line) // 20 :] for line in lines], 0.05, 0.05)
+    figure.supylabel(f"training loss (nats), EMA {DECAY:g}")
+    figure.supxlabel("training tokens (marks: spikes of loss or gradient norm, 6σ over 128 steps)")
+    legend_above(figure, panels[0], columns=4)
     return figure
 
 
@@ -134,9 +127,7 @@ def batch_maps(curves: Sequence[LrCurve]) -> Figure:
         by_variant.setdefault(curve.label, []).append(curve)
     rates = sorted({lr for curve in curves for lr in curve.rates})
     sizes = sorted({curve.batch_size for curve in curves})
-    columns = min(3, len(by_variant))
-    figure = new_figure(PAGE_WIDTH, 0.8 + (0.7 + 0.3 * len(sizes)) * math.ceil(len(by_variant) / columns))
-    panels = _panels(figure, len(by_variant), columns)
+    figure, panels = grid(len(by_variant), 3, PAGE_WIDTH, 0.7 + 0.3 * len(sizes), 0.8, sharex=True, sharey=True)
     means = {label: _map(own, sizes, rates) for label, own in by_variant.items()}
     low = min(float(np.nanmin(values)) for values in means.values())
     high = max(float(np.nanmax(values)) for values in means.values())
@@ -147,17 +138,17 @@ def batch_maps(curves: Sequence[LrCurve]) -> Figure:
             if math.isfinite(value):
                 dark = value - low < 0.5 * (high - low)  # low losses are light in cividis_r
                 weight = "bold" if (row, column) == best else "normal"
-                axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=5.5, fontweight=weight,
-                          color="black" if dark else "white")  # fmt: skip
+                look: dict[str, Any] = {"fontsize": 5.5, "fontweight": weight, "color": "black" if dark else "white"}
+                axes.text(column, row, f"{value:.2f}", ha="center", va="center", **look)
         for curve in by_variant[label]:
             for _, lr in sorted(curve.diverged):
                 axes.plot(rates.index(lr), sizes.index(curve.batch_size) - 0.3, "x", color="white", markersize=3)
-        axes.set_xticks(range(len(rates)), [rate(lr) for lr in rates], rotation=60)
+        axes.set_xticks(range(len(rates)), [learning_rate(lr) for lr in rates], rotation=60)
         axes.set_yticks(range(len(sizes)), [str(size) for size in sizes])
         axes.grid(False)
         axes.set_title(label)
-    figure.supxlabel("peak learning rate (bold: the best)", fontsize=8)
-    figure.supylabel("batch (sequences)", fontsize=8)
+    figure.supxlabel("peak learning rate (bold: the best)")
+    figure.supylabel("batch (sequences)")
     figure.colorbar(image, ax=list(panels), label="held-out loss (nats)")
     return figure
 
@@ -179,24 +170,16 @@ def _training_curve(
     style = variant_style(curve.variant, baseline)
     tokens, at = training["tokens"].to_numpy(dtype=float), training["step"].to_numpy()
     average = moving_average(training["loss"].to_numpy(dtype=float))
-    axes.plot(tokens, average, color=style.color, linestyle=style.linestyle, linewidth=0.7, alpha=0.8, label=label)
+    axes.plot(tokens, average, **style.line, linewidth=0.7, alpha=0.8, label=label)
     places = np.searchsorted(at, marked)  # the bin of a thinned curve that holds the step
     places = places[places < len(at)]
-    axes.plot(tokens[places], average[places], color=style.color, linestyle="none", marker=style.marker, markersize=3)
-
-
-def _panels(figure: Figure, n: int, columns: int) -> list[Axes]:
-    rows = math.ceil(n / columns)
-    panels = list(np.atleast_1d(figure.subplots(rows, columns, sharex=True, sharey=True)).ravel())
-    for axes in panels[n:]:
-        axes.set_visible(False)
-    return panels[:n]
+    axes.plot(tokens[places], average[places], **style.points, markersize=3)
 
 
 def _rate_axis(axes: Axes, curves: Sequence[LrCurve]) -> None:
     rates = sorted({lr for curve in curves for lr in curve.rates})
     axes.set_xscale("log")
-    axes.set_xticks(rates, [rate(lr) for lr in rates])
+    axes.set_xticks(rates, [learning_rate(lr) for lr in rates])
     axes.xaxis.set_minor_locator(NullLocator())
     ceiling = curves[0].ceiling
     if any(curve.losses.to_numpy().max() > 0.97 * ceiling for curve in curves):
