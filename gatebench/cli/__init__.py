@@ -14,20 +14,19 @@ from gatebench.cli import (
     claims,
     data,
     export,
-    extend,
     long,
     params,
     plan,
     probe,
     runs,
+    speed,
     sweep,
     tables,
     train,
     tune,
     variants,
 )
-from gatebench.cli import speed as bench
-from gatebench.errors import UserError
+from gatebench.errors import EarlyExit, UserError
 
 app = typer.Typer(
     name="gatebench",
@@ -47,7 +46,7 @@ app.command("logs")(runs.logs)
 app.command("cancel")(runs.cancel)
 app.command("clean")(runs.clean)
 app.command("train")(train.train)
-app.command("extend")(extend.extend)
+app.command("extend")(train.extend)
 app.command("long")(long.long)
 app.command("probe")(probe.probe)
 app.command("export")(export.export)
@@ -58,7 +57,8 @@ app.command("params")(params.params)
 app.command("tables")(tables.tables)
 app.command("claims")(claims.claims)
 app.add_typer(data.app, name="data", help="Build and inspect corpora.")
-app.command("bench")(bench.bench)
+app.command("speed")(speed.speed)
+app.command("bench", hidden=True)(speed.speed)  # its name before there were benchmarks
 
 
 def _version(value: bool) -> None:
@@ -81,6 +81,10 @@ def main() -> None:
     except UserError as error:
         print(f"gatebench: {error}", file=sys.stderr)
         sys.exit(2)
+    except EarlyExit as error:
+        for message in error.messages:
+            print(f"gatebench: {message}", file=sys.stderr)
+        sys.exit(error.status)
     except Exception as error:
         if not hasattr(error, "format_message"):  # what typer raises for a wrong option or command
             raise

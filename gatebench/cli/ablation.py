@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import sys
-import zlib
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-from gatebench.cli.output import stdout_console
-from gatebench.cli.sweep import Launch, load_runs, print_written, train_study
-from gatebench.cli.train import Overrides, Recipe
-from gatebench.report.folders import folder_name
-
-_LONGEST_FOLDER = 200
+from gatebench.cli.options import MaxParallel, Overrides, Recipe
+from gatebench.cli.output import print_written, stderr_console, stdout_console
+from gatebench.report.folders import comparison_folder
 
 
 def ablation(
@@ -27,14 +22,13 @@ def ablation(
     ] = 3,
     overrides: Overrides = [],  # noqa: B006
     baseline: Annotated[str, typer.Option(help="What to compare with.")] = "baseline",
-    max_parallel: Annotated[
-        int | None, typer.Option(min=1, help="Runs side by side (default: one a GPU; on CPU one a core).")
-    ] = None,
+    max_parallel: MaxParallel = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Train what is missing of baseline and variant, print the paired comparison, write it and its figures."""
     from gatebench.errors import UserError
     from gatebench.sweep.study import OverridesConfig, Study
+    from gatebench.sweep.train_study import Launch, train_study
 
     study = Study(
         recipe=recipe,
@@ -50,38 +44,26 @@ def ablation(
             f"--variant {' '.join(variant)}: is the baseline; name a variant to compare it with (`gatebench list`)"
         )
 
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    planned = train_study(study, console, Launch(max_parallel=max_parallel, retry_failed=True))
+    planned = train_study(study, stderr_console(), Launch(max_parallel=max_parallel, retry_failed=True))
 
     from gatebench import variants as registry
     from gatebench.paths import project_root
     from gatebench.report.analysis import comparison
     from gatebench.report.figures import comparison_figures as figures
+    from gatebench.report.read.study_runs import of_combination
+    from gatebench.report.tables import comparison_table
 
     labels = {name: registry.get(name).label for name in names}
-    frame = load_runs(planned, study.combinations()[0])
-    table = comparison.compare(frame, names[0], chosen, labels)
+    frame = of_combination(planned, study.combinations()[0])
+    document = comparison_table.document(comparison.compare(frame, names[0], chosen, labels))
     folder = comparison_folder(names[0], chosen, overrides)
     out = project_root() / "results" / "ablation" / planned[0].config.recipe / folder
-    files = table.write(out)
+    files = document.write(out)
     files += figures.write(frame, names[0], chosen, labels, out / "figures")
     if as_json:
-        sys.stdout.write(table.to_json())
+        sys.stdout.write(document.to_json())
     else:
-        stdout_console().print(table.to_rich())
-    print_written(console, files)
+        stdout_console().print(document.to_rich())
+    print_written(files)
     for run in planned:
         print(f"  {run.directory}/", file=sys.stderr)
-
-
-def comparison_folder(baseline: str, chosen: Sequence[str], overrides: Sequence[str] = ()) -> str:
-    """Return the folder's name for a comparison, another for every other one: its variants, settings and baseline."""
-    listed = ",".join(chosen)
-    name = listed if len(chosen) <= 2 else f"{len(chosen)}_variants-{zlib.crc32(listed.encode()):08x}"
-    if overrides:
-        name += f"-{folder_name(' '.join(overrides))}"
-    if baseline != "baseline":
-        name += f"-vs-{baseline}"
-    return name if len(name) <= _LONGEST_FOLDER else f"{name[:_LONGEST_FOLDER]}-{zlib.crc32(name.encode()):08x}"

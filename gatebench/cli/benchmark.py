@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gatebench.cli.output import stdout_console
+from gatebench.cli.output import stdout_console, terminal_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
+    from rich.console import RenderableType
 
 
 def benchmark(
@@ -52,50 +50,38 @@ def benchmark(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on standard output.")] = False,
 ) -> None:
     """Score checkpoints on benchmarks. Results stay with a run, task by task, and are not computed twice."""
-    from gatebench.errors import UserError
-    from gatebench.evaluation.benchmarks.availability import (
-        check_installed,
-        go_offline_unless_reachable,
-        refuse_missing,
-    )
+    from gatebench.evaluation.benchmarks.availability import check_data, check_installed
     from gatebench.evaluation.benchmarks.checkpoint import Checkpoint
-    from gatebench.evaluation.benchmarks.suites import BUNDLED, PAPER, SUITES, of_suite
+    from gatebench.evaluation.benchmarks.suites import Options, check_suite
 
     check_installed()
-    if suite not in (None, *SUITES):
-        raise UserError(f"--suite {suite}: unknown; legal: {', '.join(SUITES)}")
     named = [name.strip() for name in (tasks or "").split(",") if name.strip()]
-    if suite == "paper" and (other := [name for name in named if name not in PAPER]):
-        raise UserError(f"--suite paper: has no task '{other[0]}'; legal: {', '.join(PAPER)}, or no --suite")
-    sources = _sources(checkpoints or [], study)
-    opened = [Checkpoint(source, batch_size) for source in sources]
-    of_hub = suite == "paper" or any(not name.startswith(BUNDLED) for name in named)
-    go_offline_unless_reachable(needed=of_hub or not all(Path(source).is_dir() for source in sources))
-    if task_dir is None:
-        asked = named or (of_suite("paper", context=0, unsafe_code=confirm_run_unsafe_code) if suite == "paper" else ())
-        refuse_missing(task for task in asked if not all((one.folder / f"{task}.json").is_file() for one in opened))
+    suite = suite or "offline"
+    check_suite(suite, named)
+    options = Options(shots, limit, seed, task_dir, confirm_run_unsafe_code)
+    opened = [Checkpoint(source, batch_size) for source in _sources(checkpoints or [], study)]
+    check_data(opened, named, suite, options)
     if not named and not confirm_run_unsafe_code:
         print("HumanEval is left out: it runs what the model writes (--confirm-run-unsafe-code)", file=sys.stderr)
     if not sys.stderr.isatty():
         os.environ["TQDM_DISABLE"] = "1"  # no bars of the harness's in a file
 
-    from gatebench.evaluation.benchmarks.run_benchmarks import Options, run
+    from gatebench.evaluation.benchmarks.run_benchmarks import run
 
     if threads:
         import torch
 
         torch.set_num_threads(threads)
-    options = Options(shots, limit, seed, task_dir, confirm_run_unsafe_code)
-    found = run(opened, options, names=named, suite=suite or "offline", log=lambda line: print(line, file=sys.stderr))
-    results = {one.name: records for one, records in zip(opened, found, strict=True)}
+    records = run(opened, options, names=named, suite=suite, log=lambda line: print(line, file=sys.stderr))
+    results = {one.name: of_one for one, of_one in zip(opened, records, strict=True)}
     if as_json:
         print(json.dumps({"checkpoints": results}, indent=1, allow_nan=False))
     elif study and limit is None:  # what `--limit` asks is in no table
         for table in _study_tables(study):
             stdout_console().print(table)
     else:
-        for name, records in results.items():
-            stdout_console().print(_table(name, records))
+        for name, of_one in results.items():
+            stdout_console().print(_table(name, of_one))
     for one in opened:
         print(f"  {one.folder}", file=sys.stderr)
 
@@ -123,7 +109,7 @@ def _sources(given: list[str], study: str | None) -> list[str]:
     return list(dict.fromkeys(done))
 
 
-def _study_tables(name: str) -> Iterator[Text | Group]:
+def _study_tables(name: str) -> Iterator[RenderableType]:
     """Every setting of a study by its label, and the scores of its variants over seeds."""
     from rich.text import Text
 
@@ -143,32 +129,27 @@ def _study_tables(name: str) -> Iterator[Text | Group]:
         if combination.label:
             yield Text(combination.label, style="bold")
         if table is not None:
-            yield table.to_rich()
+            yield benchmark_table.document(table).to_rich()
 
 
-def _table(name: str, records: list[dict[str, Any]]) -> Table:
+def _table(name: str, records: list[dict[str, Any]]) -> RenderableType:
     """One checkpoint's scores, each with its 95 % interval and what guessing gives."""
-    from rich import box
-    from rich.table import Table
-
     from gatebench.report.read.benchmark_results import at_chance
+    from gatebench.report.tables.blocks import Column
 
-    table = Table(title=name, title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("task", no_wrap=True)
-    for heading in ("shots", "n", "left out", "score", "± 95 %", "chance", "bits per byte of the answer"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
-    for record in records:
-        stderr = record["stderr"]
-        table.add_row(
+    columns = ("task", "shots", "n", "left out", "score", "± 95 %", "chance", "bits per byte of the answer")
+    rows = [
+        (
             record["asked"]["task"],
             str(record["asked"]["shots"]),
             str(record["n"]),
             str(record.get("n_too_long") or "-"),
             f"{100 * record['score']:.2f}",
-            "-" if stderr is None else f"{196 * stderr:.2f}",
+            "-" if record["stderr"] is None else f"{196 * record['stderr']:.2f}",
             f"{100 * record['chance']:.2f}",
             "-" if record["answer_bpb"] is None else f"{record['answer_bpb']:.4f}",
-            "at chance" if at_chance(record["score"], stderr, record["chance"]) else "",
+            "at chance" if at_chance(record["score"], record["stderr"], record["chance"]) else "",
         )
-    return table
+        for record in records
+    ]
+    return terminal_table((*columns, Column("", words=True)), rows, title=name)

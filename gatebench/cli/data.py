@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gatebench.cli.output import stdout_console
+from gatebench.cli.output import stderr_console, stdout_console, terminal_table
 from gatebench.errors import UserError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from gatebench.data.tokens import Corpus
 
 app = typer.Typer(help="Build a corpus, and look at one.", no_args_is_help=True)
 
 _SAMPLE_CHARACTERS = 240
-_RECORD_OPTIONS = ("name", "format", "text_field", "domain_field", "domain", "tokenizer")
+_RECORD_OPTIONS = (
+    *("name", "format", "text_field", "domain_field", "domain", "tokenizer"),
+    *("near_duplicates", "heldout_overlap"),
+)
 _HUB_OPTIONS = ("hub_config", "hub_split", "max_docs", "max_bytes")
 
 
@@ -41,14 +47,22 @@ def build(
     max_bytes: Annotated[int | None, typer.Option(min=1, help="Bytes of text to read from the hub at most.")] = None,
     vocab_size: Annotated[int, typer.Option(help="Size of the BPE vocabulary to train.")] = 4096,
     tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json to use instead of training one.")] = None,
+    near_duplicates: Annotated[
+        str,
+        typer.Option(help="Drop a document with this share of its 13-grams in earlier ones, or keep."),
+    ] = "0.5",
+    heldout_overlap: Annotated[
+        str, typer.Option(help="Drop a training document with more than this share in held-out text, or keep.")
+    ] = "0.03",
     out: Annotated[Path | None, typer.Option(help="Directory to build into.", show_default="below the cache")] = None,
     force: Annotated[bool, typer.Option("--force", help="Build although the corpus is up to date.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON alone.")] = False,
 ) -> None:
     """Build a corpus: fetch or read text, drop duplicates, hold out documents, train a tokenizer, write shards."""
     from gatebench.data.corpus import BuildOptions
-    from gatebench.data.custom import HubPart, Records, build_custom
+    from gatebench.data.custom import HubPart, build_custom
     from gatebench.data.presets import build_preset
+    from gatebench.data.text_files import RecordReader
     from gatebench.data.tokens import Corpus
 
     own_text = bool(from_) or hub is not None
@@ -72,8 +86,14 @@ def build(
                 name,
                 paths=from_ or (),
                 hub=part,
-                records=Records(format, text_field, domain_field, domain or "text"),
-                options=BuildOptions(vocab_size=vocab_size, tokenizer=tokenizer),
+                format=format,
+                records=RecordReader(text_field, domain_field, domain or "text"),
+                options=BuildOptions(
+                    vocab_size=vocab_size,
+                    tokenizer=tokenizer,
+                    near_duplicate=_share("near-duplicates", near_duplicates),
+                    overlap=_share("heldout-overlap", heldout_overlap),
+                ),
                 out=out,
                 force=force,
                 log=log,
@@ -93,6 +113,8 @@ def build(
         console.print(_domain_table(corpus))
         seconds = corpus.manifest["seconds"]
         stages = ", ".join(f"{stage} {s:.1f} s" for stage, s in seconds.items())
+        for line in _losses(corpus):
+            console.print(line, markup=False, highlight=False)
         console.print(f"Built {corpus.name} in {sum(seconds.values()):.0f} s ({stages}).")
     else:
         console.print(f"{corpus.name} is up to date: nothing to do (--force builds it again).")
@@ -125,15 +147,17 @@ def info(
     console = stdout_console()
     console.print(_domain_table(opened))
     console.print(_source_table(opened))
-    console.print(f"Dropped: {_dropped(opened)} (documents; by source with --json).\n")
+    for line in _losses(opened):
+        console.print(line, markup=False, highlight=False)
+    console.print("By source with --json.\n")
     if opened.manifest["gaps"]:
-        console.print("[bold]What it does not have[/bold]")
+        console.print("What it does not have", style="bold")
         for gap in opened.manifest["gaps"]:
             console.print(f"- {gap}", highlight=False)
         console.print()
     for domain, texts in excerpts.items():
         for text in texts:
-            console.print(f"[bold]{domain}[/bold]")
+            console.print(domain, style="bold")
             console.print(Text(text, style="dim"))
             console.print()
     console.print(f"{opened.path} (fingerprint {opened.fingerprint[:12]})", soft_wrap=True, highlight=False)
@@ -147,13 +171,25 @@ def _refuse(context: typer.Context, options: tuple[str, ...], why: str) -> None:
             raise UserError(f"--{option.replace('_', '-')} {context.params[option]} {why}")
 
 
+def _share(option: str, value: str) -> float | None:
+    """Return the share at which a rule drops a document; None for `keep`."""
+    if value == "keep":
+        return None
+    try:
+        share = float(value)
+    except ValueError:
+        share = -1.0
+    if not 0 < share <= 1:
+        raise UserError(f"--{option} {value}: legal: keep, or a share above 0, to 1")
+    return share
+
+
 class _Progress:
     """One live line on standard error, or plain lines where that is no terminal."""
 
     def __enter__(self) -> _Progress:
-        from rich.console import Console
 
-        self._console = Console(stderr=True)
+        self._console = stderr_console()
         self._status = self._console.status("building") if self._console.is_terminal else None
         if self._status:
             self._status.start()
@@ -170,23 +206,17 @@ class _Progress:
             self._status.stop()
 
 
-def _domain_table(corpus: Corpus) -> Any:
-    from rich.table import Table
-
-    vocabulary = corpus.manifest["tokenizer"]["vocab_size"]
-    table = Table(title=f"{corpus.name}: domains (byte-level BPE of {vocabulary:,})", title_justify="left")
-    table.add_column("domain")
-    for heading in ("docs", "MB", "tokens", "bytes/token", "held-out docs", "held-out tokens"):
-        table.add_column(heading, justify="right")
-    total = [0, 0, 0, 0, 0]
+def _domain_table(corpus: Corpus) -> RenderableType:
+    rows, total = [], [0, 0, 0, 0, 0]
     for domain in corpus.domains:
         train, heldout = (corpus.manifest["domains"][domain][split] for split in ("train", "heldout"))
         row = [train["documents"], train["bytes"], train["tokens"], heldout["documents"], heldout["tokens"]]
         total = [a + b for a, b in zip(total, row, strict=True)]
-        table.add_row(domain, *_cells(row))
-    table.add_section()
-    table.add_row("all", *_cells(total))
-    return table
+        rows.append((domain, *_cells(row)))
+    vocabulary = corpus.manifest["tokenizer"]["vocab_size"]
+    columns = ("domain", "docs", "MB", "tokens", "bytes/token", "held-out docs", "held-out tokens")
+    title = f"{corpus.name}: domains (byte-level BPE of {vocabulary:,})"
+    return terminal_table(columns, [*rows, ("all", *_cells(total))], title=title)
 
 
 def _cells(row: list[int]) -> list[str]:
@@ -202,31 +232,37 @@ def _cells(row: list[int]) -> list[str]:
     ]
 
 
-def _source_table(corpus: Corpus) -> Any:
-    from rich.table import Table
+def _source_table(corpus: Corpus) -> RenderableType:
+    from gatebench.report.tables.blocks import Column
 
-    table = Table(title="sources", title_justify="left")
-    table.add_column("source")
-    table.add_column("from")
-    table.add_column("kept MB", justify="right")
-    table.add_column("docs", justify="right")
-    table.add_column("dropped", justify="right")
-    table.add_column("licence")
+    rows = []
     for source in corpus.manifest["sources"]:
         size, documents = (sum(part[k] for part in source["kept"].values()) for k in ("bytes", "documents"))
         dropped = sum(part["documents"] for part in source["dropped"].values())
-        cells = (_origin(source), f"{size / 1e6:.2f}", f"{documents:,}", f"{dropped:,}", source["licence"])
-        table.add_row(source["name"], *cells)
-    return table
+        numbers = (f"{size / 1e6:.2f}", f"{documents:,}", f"{dropped:,}")
+        rows.append((source["name"], _origin(source), *numbers, source["licence"]))
+    columns = ("source", "from", "kept MB", "docs", "dropped", Column("licence", words=True))
+    return terminal_table(columns, rows, n_words=2, title="sources")
 
 
-def _dropped(corpus: Corpus) -> str:
-    """How many documents were dropped, by reason."""
-    total: dict[str, int] = {}
-    for source in corpus.manifest["sources"]:
-        for reason, part in source["dropped"].items():
-            total[reason] = total.get(reason, 0) + part["documents"]
-    return ", ".join(f"{n:,} {reason.replace('_', ' ')}" for reason, n in sorted(total.items())) or "nothing"
+def _losses(corpus: Corpus) -> Iterator[str]:
+    """What was held out, dropped and passed over, a line each, with the largest cause."""
+    from gatebench.data.rules import counts, largest_cause
+
+    heldout = [corpus.manifest["domains"][domain]["heldout"] for domain in corpus.domains]
+    yield f"Held out: {sum(part['documents'] for part in heldout):,} documents, never trained on."
+    sources = corpus.manifest["sources"]
+    dropped = {s["name"]: {rule: [part["documents"]] for rule, part in s["dropped"].items()} for s in sources}
+    seen, total = sum(source["seen"]["documents"] for source in sources), counts(dropped)
+    rules = ", ".join(f"{n:,} {rule.replace('_', ' ')}" for rule, n in sorted(total.items()))
+    yield f"Dropped: {total.total():,} of {seen:,} documents" + (f": {rules}." if rules else ".")
+    if rules:
+        yield f"The largest cause: {largest_cause(dropped)}."
+    for source in sources:
+        if source["cap_reached"]:
+            yield f"Not read to its end: {source['name']} (its cap of {source['cap_bytes'] / 1e6:.0f} MB is reached)."
+        for what, n in source.get("skipped", {}).items():
+            yield f"Passed over: {n:,} {what} of {source['name']}."
 
 
 def _origin(source: dict[str, Any]) -> str:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gatebench.cli.output import stdout_console
-from gatebench.cli.sweep import AsJson, Seeds, Settings
+from gatebench import metrics
+from gatebench.cli.options import AsJson, Seeds, Settings
+from gatebench.cli.output import stdout_console, terminal_table
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
 
 def long(
@@ -56,8 +57,8 @@ def long(
     as_json: AsJson = False,
 ) -> None:
     """Measure runs at long windows: RULER, loss by position, sinks. Results stay with a run; none is measured twice."""
-    from gatebench.cli.probe import study_groups
     from gatebench.errors import UserError
+    from gatebench.report.probe_report import study_groups
 
     if study is None:
         if not run_dirs:
@@ -68,26 +69,20 @@ def long(
     elif run_dirs:
         raise UserError(f"--study {study}: not with run directories ({run_dirs[0]}); legal: one or the other")
     else:
-        paths = [path for group in study_groups(study, seeds, settings, None) for path in group.run_dirs]
-    if yarn is not None and yarn < 1:
-        raise UserError(f"--yarn {yarn:g}: legal: 1 or more")
+        paths = [path for group in study_groups(study, seeds, settings, None, log=_log) for path in group.run_dirs]
 
     import torch
 
-    from gatebench.evaluation.long_context.run_long import FOLDER, FREE_TASKS, Request, measure
+    from gatebench.evaluation.long_context import FOLDER
+    from gatebench.evaluation.long_context.run_long import FREE_TASKS, Request, measure
     from gatebench.evaluation.probes.interventions import parse
     from gatebench.evaluation.probes.run_probes import open_run
-    from gatebench.evaluation.ruler.samples import task as known_task
 
-    named = _words(tasks) if tasks is not None else list(FREE_TASKS)
-    named = [] if named == ["none"] else named
-    for name in named:
-        if known_task(name).needs == "qa_file":
-            raise UserError(f"--tasks {name}: needs a file of questions; legal here: the other tasks")
     if threads:
         torch.set_num_threads(threads)
+    named = FREE_TASKS if tasks is None else () if tasks.strip() == "none" else _words(tasks)
     request = Request(
-        lengths=tuple(_words(lengths)),
+        lengths=_words(lengths),
         yarn=yarn,
         interventions=tuple(dict.fromkeys(parse(word) for word in intervene)),
         tasks=tuple(dict.fromkeys(named)),
@@ -97,43 +92,48 @@ def long(
         new_tokens=new_tokens,
         digits=digits,
     )
-    found: list[dict[str, Any]] = []
+    conditions: list[dict[str, Any]] = []
     for path in paths:
-        records = measure(open_run(path), request, log=lambda line: print(line, file=sys.stderr))
-        found += records.values()
+        records = measure(open_run(path), request, log=_log)
+        conditions += records.values()
         if not as_json:
             stdout_console().print(_table(records))
         print(f"  {path / FOLDER}", file=sys.stderr)
     if as_json:
-        print(json.dumps({"conditions": found}, indent=1, allow_nan=False))
+        print(json.dumps({"conditions": conditions}, indent=1, allow_nan=False))
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
+def _log(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
-def _table(records: dict[str, dict[str, Any]]) -> Table:
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _table(records: dict[str, dict[str, Any]]) -> RenderableType:
     """One run: a row a condition and length."""
-    from rich import box
-    from rich.table import Table
-
     from gatebench.report.read.long_results import common_tasks
 
     tasks = common_tasks(records.values())
     first = next(iter(records.values()))
-    title = f"{first['run']}, trained at {first['window']:,} tokens"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("condition", no_wrap=True)
-    for heading in ("length", "RULER", "loss", "last quarter", "± 95 %", "1st-token share", "x floor", "gate", "M-Act"):
-        table.add_column(heading, justify="right")
+    probed = [metrics.get(key) for key in ("first_token_share", "first_token_excess", "gate_mean", "m_act")]
+    rows = []
     for name, record in records.items():
         for length, row in sorted(record["lengths"].items(), key=lambda item: int(item[0])):
-            text, scores = row["text"], [row["ruler"][task]["score"] for task in tasks]
-            tail, probes = text["tail"], text["probes"]
-            half = "-" if tail["low"] is None else f"{(tail['high'] - tail['low']) / 2:.3f}"
-            gate = "-" if probes["gate_mean"] is None else f"{probes['gate_mean']:.3f}"
-            score = f"{sum(scores) / len(scores):.1f}" if scores else "-"
-            shares = f"{probes['first_token_share']:.4f}", f"{probes['first_token_excess']:.1f}"
-            cells = (f"{int(length):,}", score, f"{text['loss']:.3f}", f"{tail['nats']:.3f}", half, *shares, gate)
-            table.add_row(name, *cells, f"{probes['m_act']:.1f}")
-    return table
+            scores = [row["ruler"][task]["score"] for task in tasks]
+            tail, probes = row["text"]["tail"], row["text"]["probes"]
+            rows.append(
+                (
+                    name,
+                    f"{int(length):,}",
+                    f"{sum(scores) / len(scores):.1f}" if scores else "-",
+                    f"{row['text']['loss']:.3f}",
+                    f"{tail['nats']:.3f}",
+                    "-" if tail["low"] is None else f"{(tail['high'] - tail['low']) / 2:.3f}",
+                    *(metric.text(probes[metric.key]) for metric in probed),
+                )
+            )
+    scored = ("condition", "length", metrics.get("ruler").title, "loss", "last quarter", "± 95 %")
+    title = f"{first['run']}, trained at {first['window']:,} tokens"
+    return terminal_table((*scored, *(metric.heading for metric in probed)), rows, title=title)

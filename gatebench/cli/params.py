@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Annotated
 
 import typer
 
+from gatebench.cli.options import AsJson, Overrides, Recipe
 from gatebench.cli.output import stdout_console
-from gatebench.cli.train import Overrides, Recipe
 from gatebench.errors import UserError
 
 
@@ -20,7 +19,7 @@ def params(
         list[str], typer.Option(help="Instead of a table: a variant, or what `list --pattern` takes.")
     ] = [],  # noqa: B006
     overrides: Overrides = [],  # noqa: B006
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Count the parameters that variants add, and print them beside the paper's.
 
@@ -42,10 +41,11 @@ def params(
     for row in made.rows:
         if (built := count_built(costs[row.variant].model, row.variant)) != row.n_params:
             wrong.append(f"{row.variant} has {built:,} parameters when built and {row.n_params:,} by arithmetic")
+    document = params_table.document(made)
     if as_json:
-        print(json.dumps(made.to_dict(), indent=2, ensure_ascii=False))
+        sys.stdout.write(document.to_json())
     else:
-        stdout_console().print(made.to_rich())
+        stdout_console().print(document.to_rich())
     for line in wrong:
         print(f"gatebench: {line}", file=sys.stderr)
     if wrong:

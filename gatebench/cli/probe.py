@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gatebench.cli.ablation import comparison_folder
-from gatebench.cli.output import stdout_console
-from gatebench.cli.sweep import Seeds
-from gatebench.report.folders import folder_name
+from gatebench import metrics
+from gatebench.cli.options import Seeds
+from gatebench.cli.output import stdout_console, terminal_table
+from gatebench.metrics import Metric
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from gatebench.evaluation.probes.run_probes import Request
-    from gatebench.report.read.probe_files import ProbedRun
-
-
-@dataclass(frozen=True)
-class Group:
-    """Runs that stand in one table."""
-
-    label: str
-    """What sets the group apart from the study's others; empty for one alone."""
-    run_dirs: list[Path]
-    folder: Path | None
-    """Of the tables and figures; None where it follows from the runs."""
+    from gatebench.report.probe_report import Group, ProbeReport
 
 
 def probe(
@@ -82,6 +70,7 @@ def probe(
 ) -> None:
     """Measure sinks, where attention goes, activations and gate scores of trained runs; intervene; draw."""
     from gatebench.errors import UserError
+    from gatebench.report.probe_report import Group, study_groups, write
 
     if any(layer < 1 for layer in attention_map):
         raise UserError(f"--attention-map {min(attention_map)}: legal: layers counted from 1")
@@ -92,12 +81,13 @@ def probe(
     elif run_dirs:
         raise UserError(f"--study {study}: not with run directories ({run_dirs[0]}); legal: one or the other")
     else:
-        groups = study_groups(study, seeds, settings, out)
+        groups = study_groups(study, seeds, settings, out, log=_log)
 
     import torch
 
+    from gatebench.evaluation.probes import FOLDER
     from gatebench.evaluation.probes.interventions import KINDS, parse
-    from gatebench.evaluation.probes.run_probes import FOLDER, Request, open_run, run_probes
+    from gatebench.evaluation.probes.run_probes import Request, open_run, run_probes
 
     names = [name for word in intervene for name in (KINDS if word == "all" else (word,))]
     request = Request(
@@ -123,10 +113,12 @@ def probe(
         recipes = {path: trained.config.recipe for path, trained in opened.items()}
     contents, files = [], [path / FOLDER for path in found]
     for group in groups:
-        content, shown, written = _report(group, request, found, recipes, figures=figures)
-        files += written
-        contents.append(content)
-        for part in [] if as_json else shown:
+        measured = [found[path] for path in group.run_dirs]
+        # what an earlier call left of interventions is not of this one
+        report = write(group, [recipes[path] for path in group.run_dirs], intervened=bool(intervene), figures=figures)
+        files += report.files
+        contents.append(report.to_dict(group, measured))
+        for part in [] if as_json else _printed(group, report, measured):
             stdout_console().print(part)
     if as_json:
         whole = contents[0] if study is None else {"study": study, "combinations": contents}
@@ -142,13 +134,20 @@ def _checked(run_dirs: list[Path]) -> list[Path]:
         raise UserError("probe: nothing to measure; legal: run directories, or --study STUDY")
     if twice := {str(path) for path in run_dirs if sum(path.resolve() == other.resolve() for other in run_dirs) > 1}:
         raise UserError(f"{sorted(twice)[0]}: named twice; legal: each run directory once")
-    if missing := [path for path in run_dirs if not path.is_dir() and len(path.parts) != 2]:
+    if missing := [path for path in run_dirs if not path.is_dir() and not _may_be_hub_id(path)]:
         raise UserError(f"{missing[0]}: no such directory; legal: a run directory (results/runs/<recipe>/<run>)")
     return run_dirs
 
 
+def _may_be_hub_id(path: Path) -> bool:
+    """Say whether `path` may be owner/name or owner/name/subfolder, and is not below a folder that is here."""
+    if path.is_absolute() or len(path.parts) < 2 or ".." in path.parts:
+        return False
+    return len(path.parts) == 2 or not Path(path.parts[0]).is_dir()
+
+
 def _is_checkpoint(path: Path) -> bool:
-    """Say whether `path` is a checkpoint's directory or, as no directory, the hub id owner/name of one."""
+    """Say whether `path` is a checkpoint's directory or, as no directory, the hub id of one."""
     return (path / "config.json").is_file() or not path.is_dir()
 
 
@@ -159,6 +158,7 @@ def _checkpoints(
     from gatebench.errors import UserError
     from gatebench.evaluation.probes.checkpoint_probes import probe_checkpoint
     from gatebench.paths import project_root
+    from gatebench.report.probe_report import Group
 
     if len(sources) < len(paths):
         raise UserError(f"{sources[0]}: a checkpoint beside run directories; legal: the ones or the others")
@@ -179,135 +179,27 @@ def _log(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def study_groups(name: str, seeds: int | None, settings: Sequence[str], out: Path | None) -> list[Group]:
-    """The finished runs of a study, in plan order, a group a combination; diverged ones are left out and named.
-
-    Raises UserError where a run is not finished.
-    """
-    from gatebench.errors import UserError
-    from gatebench.paths import project_root
-    from gatebench.sweep.plan import plan
-    from gatebench.sweep.study import load_study
-
-    study = load_study(name).changed(n_seeds=seeds, settings=list(settings))
-    planned = plan(study)
-    if missing := [run for run in planned if not run.finished]:
-        first = f"{missing[0].config.variant} seed {missing[0].config.seed} {missing[0].combination.label}".rstrip()
-        words = " ".join([name, *([f"--seeds {seeds}"] if seeds else []), *(f"--set {word}" for word in settings)])
-        raise UserError(
-            f"study '{study.name}': {len(missing)} of {len(planned)} runs are missing or not finished, the first "
-            f"{first}; `gatebench sweep {words}` trains them"
-        )
-    for run in planned:
-        if run.status == "diverged":
-            print(f"{run.config.variant} seed {run.config.seed} diverged: left out", file=sys.stderr)
-    done = [run for run in planned if run.status == "done" and run.directory is not None]
-    if not done:
-        raise UserError(f"study '{study.name}': every run diverged; legal: a study with a run that did not")
-    folder = out or project_root() / "results" / study.name / "probe"
-    groups = []
-    for combination in study.combinations():
-        paths = [run.directory for run in done if run.combination == combination and run.directory is not None]
-        if paths:
-            groups.append(Group(combination.label, paths, folder / folder_name(combination.label)))
-    return groups
-
-
-def _report(
-    group: Group, request: Request, found: dict[Path, dict[str, Any]], recipes: dict[Path, str], *, figures: bool
-) -> tuple[dict[str, Any], list[RenderableType], list[Path]]:
-    """Write the tables and figures of one group; return everything of it as JSON values, as printed, and its files."""
+def _printed(group: Group, report: ProbeReport, measured: list[dict[str, Any]]) -> Iterator[RenderableType]:
     from rich.text import Text
 
-    from gatebench.report.read import probe_files
-    from gatebench.report.tables import destination_table, intervention_table
-
-    runs = [probe_files.load(path) for path in group.run_dirs]
-    folder = group.folder or _folder(group.run_dirs, [recipes[path] for path in group.run_dirs], runs)
-    folder.mkdir(parents=True, exist_ok=True)
-    going = destination_table.rows(runs)
-    texts = {
-        "destinations.md": destination_table.to_markdown(going, runs),
-        "destinations.json": json.dumps(destination_table.to_dicts(going), indent=1) + "\n",
-    }
-    changed = intervention_table.rows(runs) if request.interventions else []  # an earlier call's are not of this one
-    if changed:
-        texts["interventions.md"] = intervention_table.to_markdown(changed, runs)
-        texts["interventions_table.json"] = json.dumps(intervention_table.to_dicts(changed), indent=1) + "\n"
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8", newline="\n")
-    files = [folder / name for name in texts]
-    if figures:
-        files += _draw(runs, folder)
-    measured = [found[path] for path in group.run_dirs]
-    shown: list[RenderableType] = [Text(group.label, style="bold")] if group.label else []
-    shown.append(_overview(measured, "Sinks and activations, against uniform attention (floor)", SINK_COLUMNS))
-    shown.append(_overview(measured, "SDPA output and gates, means over layers", OUTPUT_COLUMNS))
-    shown.append(destination_table.to_rich(going))
-    if request.every_checkpoint:
-        shown.append(_over_training(measured))
-    if changed:
-        shown.append(intervention_table.to_rich(changed))
-    content = {
-        "runs": measured,
-        "interventions": intervention_table.to_dicts(changed),
-        "destinations": destination_table.to_dicts(going),
-    }
-    return {**({"settings": group.label} if group.label else {}), **content}, shown, files
+    if group.label:
+        yield Text(group.label, style="bold")
+    for title, columns in metrics.overviews().items():
+        yield _overview(measured, title, columns)
+    yield report.destinations.to_rich()
+    if any("checkpoints" in run for run in measured):
+        yield _over_training(measured)
+    if report.interventions is not None:
+        yield report.interventions.to_rich()
 
 
-def _folder(run_dirs: list[Path], recipes: list[str], runs: list[ProbedRun]) -> Path:
-    """One run: its own folder. Several: results/probe/<recipe>/<variants>."""
-    from gatebench.paths import project_root
-    from gatebench.report.read.probe_files import FOLDER
-
-    if len(run_dirs) == 1:
-        return run_dirs[0] / FOLDER
-    variants = list(dict.fromkeys(run.variant for run in runs))
-    folder = comparison_folder("baseline", variants)
-    return project_root() / "results" / "probe" / ",".join(dict.fromkeys(recipes)) / folder
-
-
-def _draw(runs: list[ProbedRun], folder: Path) -> list[Path]:
-    from gatebench import variants
-    from gatebench.report.figures import probe_figures
-
-    labels = {run.variant: variants.get(run.variant).label or run.variant for run in runs}
-    return [path for path in probe_figures.write(runs, labels, folder / "figures") if path.suffix == ".png"]
-
-
-SINK_COLUMNS = (
-    ("first-token share", "first_token_share", ".4f"),
-    ("floor", "first_token_floor", ".4f"),
-    ("share / floor", "first_token_excess", ".2f"),
-    ("sink rate", "sink_rate", ".1%"),
-    ("at T=64", "sink_rate_64", ".1%"),
-    ("M-Act", "m_act", ".1f"),
-    ("max / median", "massive_ratio", ".0f"),
-)
-OUTPUT_COLUMNS = (
-    ("|SDPA| before", "sdpa_abs_before", ".3f"),
-    ("after", "sdpa_abs_after", ".3f"),
-    ("<0.01 before", "sdpa_below_before_1e-02", ".1%"),
-    ("after", "sdpa_below_after_1e-02", ".1%"),
-    ("x mean gate", "sdpa_below_mean_gate_1e-02", ".1%"),
-    ("gate", "gate_mean", ".3f"),
-    ("closed", "gate_closed", ".1%"),
-)
-"""Heading, key of probes.json, format."""
-
-
-def _overview(found: list[dict[str, Any]], title: str, columns: tuple[tuple[str, str, str], ...]) -> Any:
+def _overview(found: list[dict[str, Any]], title: str, columns: list[Metric]) -> RenderableType:
     """A row a run; means over layers."""
-    from rich.table import Table
-
-    table = Table(title=title)
-    table.add_column("run", no_wrap=True)
-    for heading, _, _ in columns:
-        table.add_column(heading, justify="right")
-    for name, run in zip(_names(found), found, strict=True):
-        table.add_row(name, *(_cell(run["probes"][key], form) for _, key, form in columns))
-    return table
+    rows = [
+        (name, *(metric.text(run["probes"][metric.key]) for metric in columns))
+        for name, run in zip(_names(found), found, strict=True)
+    ]
+    return terminal_table(("run", *(metric.heading for metric in columns)), rows, title=title)
 
 
 def _names(found: list[dict[str, Any]]) -> list[str]:
@@ -318,28 +210,12 @@ def _names(found: list[dict[str, Any]]) -> list[str]:
     return short if len(set(short)) == len(short) else [run["run"] for run in found]
 
 
-def _over_training(found: list[dict[str, Any]]) -> Any:
-    from rich.table import Table
-
-    table = Table(title="Every checkpoint")
-    table.add_column("run", no_wrap=True)
-    for heading in ("step", "train loss", "share", "share / floor", "sink rate", "M-Act", "gate"):
-        table.add_column(heading, justify="right")
-    for name, run in zip(_names(found), found, strict=True):
-        for row in run.get("checkpoints", []):
-            table.add_row(
-                name if row["step"] == 0 else "",
-                str(row["step"]),
-                _cell(row["train_loss"], ".3f"),
-                _cell(row["first_token_share"], ".4f"),
-                _cell(row["first_token_excess"], ".2f"),
-                _cell(row["sink_rate"], ".1%"),
-                _cell(row["m_act"], ".1f"),
-                _cell(row["gate_mean"], ".3f"),
-            )
-        table.add_section()
-    return table
-
-
-def _cell(value: float | None, form: str) -> str:
-    return "-" if value is None else f"{value:{form}}"
+def _over_training(found: list[dict[str, Any]]) -> RenderableType:
+    loss, followed = metrics.get("final_train_loss"), metrics.followed()
+    rows = [
+        (name, str(row["step"]), loss.text(row["train_loss"]), *(metric.text(row[metric.key]) for metric in followed))
+        for name, run in zip(_names(found), found, strict=True)
+        for row in run.get("checkpoints", [])
+    ]
+    columns = ("run", "step", "train loss", *(metric.heading for metric in followed))
+    return terminal_table(columns, rows, n_words=2, title="Every checkpoint")

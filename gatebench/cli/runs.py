@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gatebench.cli.output import stdout_console
-from gatebench.cli.sweep import AsJson, OtherRecipe, Seeds, Settings, StudyName
+from gatebench.cli.options import AsJson, OtherRecipe, Seeds, Settings, StudyName
+from gatebench.cli.output import stdout_console, terminal_table
 from gatebench.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,14 +40,16 @@ def status(
 
     loaded = load_study(study).changed(n_seeds=seeds, settings=settings, recipe=recipe)
     planned = plan(loaded)
-    found = study_status(planned)
-    counts = Counter(run.standing for run in found)
+    standings = study_status(planned)
+    counts = Counter(run.standing for run in standings)
     if as_json:
-        rows = [_facts(run, standing) for run, standing in zip(planned, found, strict=True)]
+        rows = [_facts(run, standing) for run, standing in zip(planned, standings, strict=True)]
         totals = {standing: counts[standing] for standing in STANDINGS}
         print(json.dumps({"study": loaded.name, "counts": totals, "runs": rows}, indent=2, ensure_ascii=False))
         return
-    going = [pair for pair in zip(planned, found, strict=True) if pair[1].standing in ("running", "stale", "failed")]
+    going = [
+        pair for pair in zip(planned, standings, strict=True) if pair[1].standing in ("running", "stale", "failed")
+    ]
     console = stdout_console()
     if going:
         console.print(_table(loaded.name, going[:_ROWS]))
@@ -60,25 +62,23 @@ def status(
 def cancel(study: StudyName) -> None:
     """End the sweep of a study: its jobs in the queue, and the sweep on this machine. What is saved resumes."""
     from gatebench.sweep import squeue
+    from gatebench.sweep.pool import stop_pools_here
     from gatebench.sweep.study import load_study
-    from gatebench.sweep.submissions import stop_sweeps_here, submissions
+    from gatebench.sweep.submissions import queued, submissions
 
     name = load_study(study).name
     known = submissions(name)
-    queue = squeue.queue() if known else None
-    if known and queue is None:
+    places = queued(name) if known else {}
+    if places is None:
         print("gatebench: squeue does not answer here; jobs in the queue, if any, stay", file=sys.stderr)
-    active = {array for (array, _), queued in (queue or {}).items() if queued.active}
-    ended = 0
+    active = {array for array, _ in places or {}}
     for submission in known:
-        names = [array.name for array in submission.arrays() if array.name in active]
-        if names:
+        if names := [array.name for array in submission.arrays() if array.name in active]:
             submission.cancelled.touch()  # before the jobs hear of it: none queues itself again
             squeue.cancel(names)
-            ended += sum(queued.active for (array, _), queued in (queue or {}).items() if array in names)
-    stopped = ", ".join(map(str, stop_sweeps_here(name)))
+    stopped = ", ".join(map(str, stop_pools_here(name)))
     here = f"the sweep here (process {stopped}) was told to stop" if stopped else "no sweep here"
-    print(f"{name}: {ended} jobs cancelled, {here}", file=sys.stderr)
+    print(f"{name}: {len(places or {})} jobs cancelled, {here}", file=sys.stderr)
 
 
 def logs(
@@ -125,19 +125,19 @@ def clean(
         raise UserError("clean: say what; legal: the name of a study, or --older DAYS")
     if study is not None:
         loaded = load_study(study)
-        found = cleaning.leftovers_of_study(loaded.name, plan(loaded), done=done)
+        leftovers = cleaning.leftovers_of_study(loaded.name, plan(loaded), done=done)
     else:
         assert older is not None
-        found = cleaning.older_leftovers(older, done=done)
-    if not found:
+        leftovers = cleaning.older_leftovers(older, done=done)
+    if not leftovers:
         print("nothing to remove", file=sys.stderr)
         return
-    for leftover in found:
+    for leftover in leftovers:
         print(f"{leftover.size / 1e6:9.1f} MB  {leftover.what:<10}  {leftover.path}", file=sys.stderr)
-    total = f"{len(found)} folders, {sum(leftover.size for leftover in found) / 1e6:.1f} MB"
+    total = f"{len(leftovers)} folders, {sum(leftover.size for leftover in leftovers) / 1e6:.1f} MB"
     if not (yes or _agrees(f"remove these {total}?")):
         raise typer.Exit(1)
-    cleaning.remove(found)
+    cleaning.remove(leftovers)
     print(f"removed {total}", file=sys.stderr)
 
 
@@ -152,32 +152,31 @@ def _agrees(question: str) -> bool:
 
 
 def _facts(run: PlannedRun, standing: RunStatus) -> dict[str, Any]:
-    where = {"variant": run.config.variant, "seed": run.config.seed, "overrides": list(run.combination.overrides)}
+    where = {"variant": run.config.variant, "seed": run.config.seed, "overrides": list(run.combination.settings.words)}
     directory = None if run.directory is None else str(run.directory)
     return {**where, "directory": directory, "steps": run.config.train.steps, **dataclasses.asdict(standing)}
 
 
 def _table(name: str, going: list[tuple[PlannedRun, RunStatus]]) -> RenderableType:
-    from rich.table import Table
+    from gatebench.report.tables.blocks import Column
 
-    table = Table(title=name, title_justify="left", box=None)
-    for column in ("run", "status", "where", "last sign", "step", "loss", "left", ""):
-        right = column in ("last sign", "step", "loss", "left")
-        table.add_column(column, justify="right" if right else "left", overflow="fold")
-    for run, found in going:
-        label = " ".join(filter(None, (f"{run.config.variant} seed {run.config.seed}", run.combination.label)))
-        reason = {"outside": " (from outside)", "own": " (own error)", None: ""}[found.reason]
-        table.add_row(
-            label,
-            found.standing + reason,
-            found.host or "-",
-            "-" if found.heartbeat_age_s is None else f"{found.heartbeat_age_s:.0f} s",
-            f"{found.step or 0}/{run.config.train.steps}",
-            "-" if found.loss is None else f"{found.loss:.3f}",
-            "-" if found.left_s is None or found.standing != "running" else f"{found.left_s:.0f} s",
-            (found.message or "")[:80],
+    rows = []
+    for run, status in going:
+        reason = {"outside": " (from outside)", "own": " (own error)", None: ""}[status.reason]
+        rows.append(
+            (
+                " ".join(filter(None, (f"{run.config.variant} seed {run.config.seed}", run.combination.label))),
+                status.standing + reason,
+                status.host or "-",
+                "-" if status.heartbeat_age_s is None else f"{status.heartbeat_age_s:.0f} s",
+                f"{status.step or 0}/{run.config.train.steps}",
+                "-" if status.loss is None else f"{status.loss:.3f}",
+                "-" if status.left_s is None or status.standing != "running" else f"{status.left_s:.0f} s",
+                (status.message or "")[:80],
+            )
         )
-    return table
+    columns = ("run", "status", "where", "last sign", "step", "loss", "left", Column("", words=True))
+    return terminal_table(columns, rows, n_words=3, title=name)
 
 
 def _find(name: str) -> Path:
@@ -189,10 +188,12 @@ def _find(name: str) -> Path:
     known = {
         f"{path.parent.parent.name}/{path.parent.name}": path.parent for path in runs_dir().glob("*/*/config.yaml")
     }
-    found = [known[name]] if name in known else [path for known_as, path in sorted(known.items()) if name in known_as]
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    matching = (
+        [known[name]] if name in known else [path for known_as, path in sorted(known.items()) if name in known_as]
+    )
+    if len(matching) == 1:
+        return matching[0]
+    if not matching:
         raise UserError(f"run '{name}': not found below {runs_dir()}; legal: a run directory, or a part of its name")
-    listed = ", ".join(f"{path.parent.name}/{path.name}" for path in found[:4])
-    raise UserError(f"run '{name}': {len(found)} runs have that in their name ({listed}, ...); legal: more of it")
+    listed = ", ".join(f"{path.parent.name}/{path.name}" for path in matching[:4])
+    raise UserError(f"run '{name}': {len(matching)} runs have that in their name ({listed}, ...); legal: more of it")

@@ -1,4 +1,4 @@
-"""`gatebench bench`: training throughput on this machine, by ratio."""
+"""`gatebench speed`: training throughput on this machine, by ratio."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from gatebench.cli.output import stdout_console
-from gatebench.cli.train import Overrides, Recipe
+from gatebench.cli.options import Overrides, Recipe
+from gatebench.cli.output import stderr_console, stdout_console, terminal_table
 
 _VARIANTS = ["baseline", "g1_headwise", "g1_elementwise"]
 
 
-def bench(
+def speed(
     recipe: Recipe = "quick",
     variant: Annotated[list[str], typer.Option(help="Variants to time. Repeatable.")] = _VARIANTS,
     overrides: Overrides = [],  # noqa: B006
@@ -37,55 +37,24 @@ def bench(
     configs = [make_run(recipe, name, 0, overrides) for name in variant]
 
     import torch
-    from rich.console import Console
-    from rich.table import Table
 
-    from gatebench.training import hardware
-    from gatebench.training import speed as benchmark
+    from gatebench.training import speed
 
     if threads:
         torch.set_num_threads(threads)
-    contenders = [benchmark.gatebench_contender(config, compiled=False) for config in configs]
-    if configs[0].model.moe is not None:
-        dense = benchmark.dense_counterpart(configs[0])
-        contenders.append(benchmark.gatebench_contender(dense, compiled=False, label=", dense of equal active width"))
-    if compiled:
-        contenders.append(benchmark.gatebench_contender(configs[0], compiled=True))
-    if qwen3:
-        contenders.append(benchmark.qwen3_contender(configs[0]))
-    with Console(stderr=True).status("timing"):
-        benchmark.take_turns(contenders, rounds, steps)
-
-    config = configs[0]
-    device = hardware.resolve_accelerator(config.train.accelerator)
-    precision = hardware.resolve_precision(config.train.precision, device)
-    per_step = config.train.batch_size * config.data.seq_len
-    first = contenders[0].tokens_per_s(per_step)
-    rows = [
-        {
-            "contender": c.name,
-            "tokens_per_s": round(c.tokens_per_s(per_step), 1),
-            "ratio": round(c.tokens_per_s(per_step) / first, 4),
-            "compile_s": round(c.setup_s, 1),
-            "steps": len(c.seconds),
-        }
-        for c in contenders
-    ]
-    facts = hardware.environment(config, device, precision, compiled=False)
+    timed = speed.contenders(configs, compiled=compiled, qwen3=qwen3)
+    with stderr_console().status("timing"):
+        speed.take_turns(timed, rounds, steps)
+    found = speed.results(timed, configs[0])
     if as_json:
-        print(json.dumps({"recipe": recipe, "overrides": overrides, "environment": facts, "results": rows}, indent=1))
+        print(json.dumps({"recipe": recipe, "overrides": overrides, **found}, indent=1))
         return
-    table = Table(
-        title=f"{recipe}: {facts['machine']}, {facts['threads']} thread(s), {precision}, {per_step:,} tokens a step"
-    )
-    for column in ("contender", "tokens/s (median)", f"ratio to {rows[0]['contender']}", "compile, s", "steps timed"):
-        table.add_column(column, justify="left" if column == "contender" else "right")
-    for row in rows:
-        table.add_row(
-            str(row["contender"]),
-            f"{row['tokens_per_s']:,.0f}",
-            f"{row['ratio']:.3f}",
-            f"{row['compile_s']:.1f}",
-            str(row["steps"]),
-        )
-    stdout_console().print(table)
+    where = found["environment"]
+    machine = f"{recipe}: {where['machine']}, {where['threads']} thread(s), {where['precision']}"
+    rows = [
+        (c["contender"], f"{c['tokens_per_s']:,.0f}", f"{c['ratio']:.3f}", f"{c['compile_s']:.1f}", str(c["steps"]))
+        for c in found["results"]
+    ]
+    columns = ("contender", "tokens/s (median)", f"ratio to {rows[0][0]}", "compile, s", "steps timed")
+    tokens = configs[0].train.batch_size * configs[0].data.seq_len
+    stdout_console().print(terminal_table(columns, rows, title=f"{machine}, {tokens:,} tokens a step"))

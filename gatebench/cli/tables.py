@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from gatebench.cli.output import stdout_console
+from gatebench.cli.options import AsJson
+from gatebench.cli.output import stdout_console, terminal_table
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
     from gatebench.report.study_report import StudyReport
 
@@ -25,12 +26,12 @@ def tables(
         float | None,
         typer.Option(min=1e-6, help="Also test equivalence: Avg PPL within this share of the baseline's, as 0.01."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write tables, figures, report.html and claims from the runs here or, without them, results/<study>/runs.csv."""
     from gatebench.errors import UserError
     from gatebench.paths import project_root
-    from gatebench.report import study_report
+    from gatebench.report import page, study_report
     from gatebench.report.analysis.claims import from_results
     from gatebench.report.read.committed_frames import RUNS
     from gatebench.report.read.study_runs import collect
@@ -53,9 +54,10 @@ def tables(
     if studies and empty:
         raise UserError(f"tables: {', '.join(empty)}: no finished run; legal: a study that `gatebench sweep` has run")
     results = from_results()
-    files = claims_table.write(results, project_root() / "results")
+    claims = claims_table.document(results)
+    files = claims.write(project_root() / "results")
     for report in reports:
-        files += [*report.files, study_report.write_page(report, results)]
+        files += [*report.files, page.write(report, results)]
     if as_json:
         found = [
             {
@@ -65,26 +67,26 @@ def tables(
             }
             for r in reports
         ]
-        content = {"studies": found, "claims": claims_table.to_dicts(results), "files": [str(file) for file in files]}
+        content = {"studies": found, "claims": claims.to_dict()["claims"], "files": [str(file) for file in files]}
         print(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False))
     else:
         stdout_console().print(_overview(reports))
-        stdout_console().print(claims_table.to_rich(results, evidence=False))
+        stdout_console().print(claims_table.document(results, evidence=False).to_rich())
     print(f"written: {len(files)} files below {project_root() / 'results'}", file=sys.stderr)
 
 
-def _overview(reports: list[StudyReport]) -> Table:
+def _overview(reports: list[StudyReport]) -> RenderableType:
     """A line a study: its runs, and how many variants are better, worse and not told apart."""
-    from rich.table import Table
+    from gatebench.report.analysis.stats import Verdict
+    from gatebench.report.tables.blocks import Column
 
-    table = Table(title="Studies with results", title_justify="left", box=None)
-    for name in ("study", "runs", "planned", "better", "worse", "not resolvable", "no verdict", "report"):
-        table.add_column(name, justify="left" if name in ("study", "report") else "right", overflow="fold")
+    words = get_args(Verdict)
+    rows = []
     for report in reports:
         compared = [setting.comparison for setting in report.settings if setting.comparison]
         verdicts = [item.primary.comparison.verdict for one in compared for item in one.variants]
-        counts = [str(verdicts.count(word)) for word in ("better", "worse", "not resolvable", None)]
-        n_runs = report.runs.frame["run"].nunique()
-        name = report.runs.study.name
-        table.add_row(name, str(n_runs), str(report.runs.n_planned), *counts, f"results/{name}/report.html")
-    return table
+        name, n_runs = report.runs.study.name, report.runs.frame["run"].nunique()
+        counts = (n_runs, report.runs.n_planned, *(verdicts.count(word) for word in (*words, None)))
+        rows.append((name, *map(str, counts), f"results/{name}/report.html"))
+    columns = ("study", "runs", "planned", *words, "no verdict", Column("report", words=True))
+    return terminal_table(columns, rows, title="Studies with results")

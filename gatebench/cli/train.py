@@ -1,21 +1,22 @@
-"""`gatebench train`: one run directory, start to finish."""
+"""`gatebench train` and `gatebench extend`: one run directory, start to finish."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from gatebench import metrics
+from gatebench.cli.options import Overrides, Recipe, RunDirectory, Threads
+from gatebench.errors import EarlyExit, UserError
 
 if TYPE_CHECKING:
     from gatebench.config import RunConfig
 
-Recipe = Annotated[str, typer.Option(help="Recipe of experiments/, or the path of one.")]
-Overrides = Annotated[
-    list[str], typer.Option("--set", help="Override a key of the recipe: section.key=value. Repeatable.")
-]
+SHOWN = ("avg_ppl", "first_token_share", "first_token_floor", "m_act", "gate_mean", "tokens_per_s")
 
 
 def train(
@@ -26,8 +27,8 @@ def train(
     recipe: Recipe = "quick",
     seed: Annotated[int, typer.Option(help="Seed of initial values and data order, 0 or more.")] = 0,
     overrides: Overrides = [],  # noqa: B006
-    out: Annotated[Path | None, typer.Option(help="Run directory (default: results/runs/<recipe>/<run>).")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads (default: all cores).")] = None,
+    out: RunDirectory = None,
+    threads: Threads = None,
     resume: Annotated[
         Path | None,
         typer.Option(help="A run directory to go on with, whatever recipe files say now.", show_default=False),
@@ -38,39 +39,65 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Train one run, or resume it, or find it done. Killed at any moment, the same line resumes it bit for bit."""
-    from gatebench.sweep.launch import die_with_launcher
+    from gatebench.training.attempt import die_with_launcher
 
     die_with_launcher()
     config = _config(variant, recipe, seed, overrides, resume, out)  # refuse bad input before torch is loaded
-    train_and_tell(config, resume or out, threads, takeover=takeover, as_json=as_json)
+    _train(config, resume or out, threads, takeover=takeover, as_json=as_json)
 
 
-def train_and_tell(
+def extend(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory to go on from.")],
+    tokens: Annotated[float, typer.Option(help="Tokens to train on, rounded up to whole steps (2e6).")],
+    seq_len: Annotated[str, typer.Option(help="The new window: tokens, or a multiple of the old one (4x).")] = "1x",
+    rope_theta: Annotated[float | None, typer.Option(help="The new base of RoPE.", show_default="the run's")] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate.", show_default="the run's")] = None,
+    settings: Annotated[
+        list[str], typer.Option("--set", help="Any further setting: section.key=value. Repeatable.")
+    ] = [],  # noqa: B006
+    out: RunDirectory = None,
+    threads: Threads = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Train a finished run further as a run of its own: its weights, a new optimiser and schedule, longer windows.
+
+    Killed at any moment, the same line resumes it bit for bit.
+    """
+    from gatebench.training.extension import extended_run
+
+    words = {"tokens": tokens, "seq_len": seq_len, "rope_theta": rope_theta, "lr": lr, "set": settings}
+    config = extended_run(run_dir, words)
+    _train(config, out, threads, as_json=as_json)
+
+
+def _train(
     config: RunConfig, out: Path | None, threads: int | None, *, takeover: bool = False, as_json: bool = False
 ) -> None:
-    """Train and evaluate a run, and print its summary; where it was interrupted, say so and exit."""
+    """Train and evaluate a run, and print its summary."""
+    from gatebench.training.startup import import_torchmetrics
+
+    import_torchmetrics()
     from gatebench.evaluation.evaluate import evaluate
-    from gatebench.training.run import InterruptedRun, prepare, run, run_directory
+    from gatebench.paths import runs_dir
+    from gatebench.training.run import InterruptedRun, run
 
     try:
         summary = run(config, evaluate, out=out, threads=threads, takeover=takeover)
     except InterruptedRun as error:
-        print(f"gatebench: {error}; run the same line again to go on", file=sys.stderr)
-        raise typer.Exit(1) from None
+        raise EarlyExit([f"{error}; run the same line again to go on"], 1) from None
     if as_json:
         print(json.dumps(summary, indent=1))
         return
-    directory = run_directory(prepare(config)[0], out)
     extends = f": extends {config.init.run}" if config.init else ""
-    print(f"{summary['run']}{extends}: {describe(summary)}\n{directory.path}", file=sys.stderr)
+    where = out or runs_dir() / summary["run"]
+    print(f"{summary['run']}{extends}: {describe(summary)}\n{where}", file=sys.stderr)
 
 
 def _config(
     variant: str | None, recipe: str, seed: int, overrides: list[str], resume: Path | None, out: Path | None
 ) -> RunConfig:
     """Return what to train: the recipe's run, or the one that a directory holds."""
-    from gatebench.errors import UserError
-    from gatebench.recipes import make_run, run_from_yaml
+    from gatebench.recipes import make_run
 
     if resume is None:
         if variant is None:
@@ -80,19 +107,20 @@ def _config(
         raise UserError(
             f"--resume {resume}: says what to train and where; legal beside it: --threads, --takeover, --json"
         )
-    path = resume / "config.yaml"
-    if not path.is_file():
+    from gatebench.training.rundir import RunDirectory as Directory
+
+    if not (resume / "config.yaml").is_file():
         raise UserError(f"--resume {resume}: holds no config.yaml; legal: the directory of a run that has begun")
-    return run_from_yaml(path.read_text(encoding="utf-8"), str(path))
+    return Directory(resume).read_config()
 
 
-def describe(summary: dict[str, object]) -> str:
+def describe(summary: dict[str, Any]) -> str:
     """Return the main figures of a summary in one line."""
     if summary["status"] == "diverged":
         return f"diverged at step {summary['diverged_step']}"
-    gate = "" if summary["gate_mean"] is None else f", mean gate {summary['gate_mean']:.3f}"
+    text = {key: metrics.get(key).text(summary[key]) for key in SHOWN}
+    gate = "" if summary["gate_mean"] is None else f", mean gate {text['gate_mean']}"
     return (
-        f"Avg PPL {summary['avg_ppl']:.2f}, first-token share {summary['first_token_share']:.4f} "
-        f"(floor {summary['first_token_floor']:.4f}), M-Act {summary['m_act']:.1f}{gate}, "
-        f"{summary['tokens_per_s']:,.0f} tokens/s"
+        f"Avg PPL {text['avg_ppl']}, first-token share {text['first_token_share']} "
+        f"(floor {text['first_token_floor']}), M-Act {text['m_act']}{gate}, {text['tokens_per_s']} tokens/s"
     )

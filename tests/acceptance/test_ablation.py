@@ -14,7 +14,7 @@ import pytest
 
 from gatebench.cli import main
 from gatebench.paths import project_root
-from gatebench.sweep import launch
+from gatebench.sweep import pool
 
 Ablation = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -98,14 +98,14 @@ def test_a_run_that_fails_is_named_with_its_reason(
     exit_code: int,
     status: int,
 ) -> None:
-    def fail(jobs: list[launch.Job], *args: object) -> list[launch.Job]:
+    def fail(jobs: list[pool.Job], *args: object) -> list[pool.Job]:
         jobs[0].exit_code = exit_code
         (jobs[0].directory / "log.txt").write_text("step 1\nno space left to write\n", encoding="utf-8")
         return jobs[:1]
 
     monkeypatch.setenv("GATEBENCH_ROOT", str(root))
     monkeypatch.setenv("GATEBENCH_RUNS", str(tmp_path))
-    monkeypatch.setattr(launch, "run_all", fail)
+    monkeypatch.setattr(pool, "run_all", fail)
     monkeypatch.setattr(sys, "argv", ["gatebench", "ablation", "--variant", "g1_headwise", "--recipe", "tiny"])
     with pytest.raises(SystemExit) as ended:
         main()

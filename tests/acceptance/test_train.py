@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gatebench.cli import main
-from gatebench.sweep import launch
+from gatebench.sweep import pool
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -71,7 +71,7 @@ def test_ctrl_c_in_an_ablation_says_how_to_go_on(call: Call, tiny_recipe: str, m
     def pressed(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(launch, "run_all", pressed)
+    monkeypatch.setattr(pool, "run_all", pressed)
     status, output, messages = call("ablation", "--recipe", tiny_recipe, "--variant", "g1_headwise")
     assert (status, output) == (1, "")
     assert messages.splitlines()[-1] == "gatebench: stopped; run the same line again to go on where it stopped"

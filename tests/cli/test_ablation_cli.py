@@ -9,8 +9,8 @@ import pytest
 
 from gatebench import paths
 from gatebench.cli import main
-from gatebench.cli.ablation import comparison_folder
-from gatebench.sweep import launch
+from gatebench.report.folders import comparison_folder
+from gatebench.sweep import pool
 from tests.cli.test_sweep_cli import Trainer
 
 
@@ -48,7 +48,7 @@ def test_comparisons_do_not_overwrite_each_other(
     (tmp_path / "experiments").symlink_to(paths.project_root() / "experiments")
     monkeypatch.setenv("GATEBENCH_ROOT", str(tmp_path))
     monkeypatch.setenv("GATEBENCH_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setattr(launch, "run_all", Trainer())
+    monkeypatch.setattr(pool, "run_all", Trainer())
     # drawing is tested elsewhere
     monkeypatch.setattr(
         "gatebench.report.figures.comparison_figures.write", lambda *arguments: []

@@ -50,7 +50,8 @@ def test_a_dense_recipe_leaves_the_experts_out_and_says_that_the_shape_is_anothe
     out = call("--recipe", "dense_1b7_28l").stdout
     assert "left out: experts_plus4 (variant 'experts_plus4': model.moe is null; legal: a recipe with experts)" in out
     assert "this recipe is of another shape" in out
-    assert "g1_elementwise                1,838,015,488  1,838,015,488  +117,440,512       117       201" in out
+    (row,) = [line.split() for line in out.splitlines() if line.split()[:1] == ["g1_elementwise"]]
+    assert row[1:] == ["1,838,015,488", "1,838,015,488", "+117,440,512", "117", "201"]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ def test_a_small_study_is_estimated_for_a_core() -> None:
     assert "42 runs: 42 missing." in out and "hours of cpu_core." in out
     assert "left out: experts_plus4 (variant 'experts_plus4': model.moe is null; legal: a recipe with experts)" in out
     assert " active" not in out  # every parameter is
+    assert "a run's start and its evaluation are left out, so that for tiny models they are a lower bound" in out
+    assert json_of("table1")["hours_leave_out"] == ["start", "evaluation"]
 
 
 def test_another_recipe_has_what_the_first_one_lacks() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from gatebench.errors import UserError
 from gatebench.evaluation.evaluate import evaluate
+from gatebench.report.analysis import interventions
 from gatebench.report.figures import probe_figures
 from gatebench.report.read import probe_files
 from gatebench.report.tables import intervention_table
@@ -57,6 +58,7 @@ def test_the_probes_of_a_run_are_those_that_it_ended_with(runs: dict[str, Path])
         for name in ours.files:
             np.testing.assert_array_equal(ours[name], theirs[name])
     assert "g1_headwise s0" in result.stdout and "share / floor" in result.stdout
+    assert "residual sinks" in result.stdout and "kurtosis" in result.stdout
 
 
 def test_what_the_run_left_is_not_touched(runs: dict[str, Path]) -> None:
@@ -70,10 +72,9 @@ def test_what_the_run_left_is_not_touched(runs: dict[str, Path]) -> None:
 
 def test_every_checkpoint_is_the_initial_state_each_snapshot_and_the_last(runs: dict[str, Path]) -> None:
     run = runs["baseline"]
-    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
-        "model.safetensors",
-        *(f"weights_{step:07d}.safetensors" for step in (5, 10, 15)),
-    ]
+    kept = ["model.safetensors", *(f"weights_{step:07d}.safetensors" for step in (5, 10, 15))]
+    files = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert files == sorted([*kept, *(f"{name}.sha256" for name in kept)])
     result = probe(run, "--every-checkpoint", "--no-figures", "--json")
     rows = json.loads(result.stdout)["runs"][0]["checkpoints"]
     assert [row["step"] for row in rows] == [0, 5, 10, 15, 20]
@@ -312,8 +313,8 @@ def seed_run(seed: int, change: float, variant: str = "baseline") -> probe_files
     return probe_files.ProbedRun(f"x/{seed}", variant, seed, summary, {}, effects=rows)
 
 
-def blocked_row(*changes: float) -> intervention_table.Row:
-    return intervention_table.rows([seed_run(seed, change) for seed, change in enumerate(changes)])[1]
+def blocked_row(*changes: float) -> interventions.Row:
+    return interventions.rows([seed_run(seed, change) for seed, change in enumerate(changes)])[1]
 
 
 def test_one_seed_makes_no_claim_and_keeps_the_interval_over_windows() -> None:
@@ -335,9 +336,9 @@ def test_seeds_give_a_t_interval_and_a_word() -> None:
 
 def test_the_baseline_comes_first_and_seeds_are_pooled() -> None:
     runs = [seed_run(0, 0.1, "g1_headwise"), seed_run(0, 0.1), seed_run(1, 0.2)]
-    table = intervention_table.rows(runs)
+    table = interventions.rows(runs)
     assert [(row.variant, row.n_seeds) for row in table] == [("baseline", 2)] * 2 + [("g1_headwise", 1)] * 2
-    markdown = intervention_table.to_markdown(table, runs)
+    markdown = intervention_table.document(table, runs).to_markdown()
     assert "| variant | block-first |" in markdown and "| baseline | +0.1500 ± 0.6353 |" in markdown
     assert "| **baseline**, 2 seeds | none | 3.0000 |  | 0.2000 | 2.00 | 9.0 |  |" in markdown
     assert "|  | block-first | 3.1500 | +0.1500 ± 0.6353 | 0.2000 | 2.00 | 9.0 | not resolvable |" in markdown

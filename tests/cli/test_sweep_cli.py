@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from gatebench import paths
+from gatebench.report.figures import save
 from gatebench.report.folders import folder_name
-from gatebench.sweep import launch
-from gatebench.sweep.launch import Job
+from gatebench.sweep import pool
+from gatebench.sweep.job import Job
 from tests.cli.commands import Call
 from tests.report.synthetic_runs import diverged, summary, uniform_floor, write_run
 
@@ -26,14 +27,14 @@ tables: [4]
 
 
 class Trainer:
-    """Stands in for `launch.run_all`: writes a finished run for each job that has none."""
+    """Stands in for `pool.run_all`: writes a finished run for each job that has none."""
 
     def __init__(self) -> None:
         self.started: list[Job] = []
         self.fails: dict[str, int] = {}
         self.diverges: set[str] = set()
 
-    def __call__(self, jobs: Sequence[Job], slots: Any, console: Any) -> list[Job]:
+    def __call__(self, jobs: Sequence[Job], *_: object) -> list[Job]:
         for job in jobs:
             if job.done:
                 continue
@@ -66,7 +67,7 @@ class Trainer:
         row = summary(variant, seed, 11.0 + seed, **changes)
         if job.name in self.diverges:
             row = diverged(variant, seed, 7) | {key: changes[key] for key in ("run", "recipe", "overrides", "corpus")}
-        written = write_run(job.directory.parent / "written", row, 20)
+        written = write_run(job.directory.parent / "written", row, 20, probes="shares")
         for file in written.iterdir():
             file.rename(job.directory / file.name)
 
@@ -74,7 +75,7 @@ class Trainer:
 @pytest.fixture
 def trainer(monkeypatch: pytest.MonkeyPatch) -> Trainer:
     made = Trainer()
-    monkeypatch.setattr(launch, "run_all", made)
+    monkeypatch.setattr(pool, "run_all", made)
     return made
 
 
@@ -92,10 +93,25 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+ALL_FORMATS = dict(save.METADATA)
+
+
+@pytest.fixture(autouse=True)
+def png_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A figure is one file: in three forms, figures take nine tenths of the time here."""
+    monkeypatch.setattr(save, "METADATA", {"png": ALL_FORMATS["png"]})
+
+
+@pytest.fixture
+def every_form(png_alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(save, "METADATA", ALL_FORMATS)
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+@pytest.mark.usefixtures("every_form")
 def test_sweep_trains_prints_table_4_and_writes_it(root: Path, call: Call, trainer: Trainer) -> None:
     status, out, err = call("sweep", "mine")
     assert status == 0, err
@@ -113,6 +129,8 @@ def test_sweep_trains_prints_table_4_and_writes_it(root: Path, call: Call, train
         assert str(root / "results" / "mine" / name) in err
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("every_form")
 def test_what_is_done_is_never_trained_again_and_gives_the_same_bytes(root: Path, call: Call, trainer: Trainer) -> None:
     first = call("sweep", "mine")
     before = contents(root / "results")
@@ -153,7 +171,7 @@ def test_settings_of_the_command_line_write_beside_the_study_and_not_over_it(
     after = contents(root / "results" / "mine")
     assert {name: after[name] for name in before} == before
     assert "tables/train.steps=500/table4.md" in after and "figures/train.steps=500/loss_curves.png" in after
-    assert trainer.started[-1].overrides == ("train.steps=500",)
+    assert trainer.started[-1].config.overrides == ["train.steps=500"]
     assert trainer.started[-1].name == "g1_headwise seed 1 train.steps=500"
     rows = after["tables/train.steps=500/table4.md"].decode().splitlines()
     (baseline,) = (line for line in rows if line.startswith("| Baseline"))
@@ -166,13 +184,15 @@ def test_a_grid_shares_one_pool_and_has_a_table_a_combination(root: Path, call: 
     status, out, err = call("sweep", "grid", "--seeds", "1")
     assert status == 0, err
     assert "4 runs, 0 done" in err and out.count("Table 4.") == 2
-    assert [job.overrides for job in trainer.started] == [
-        *(("data.seq_len=64",), ("data.seq_len=64",), ("data.seq_len=128",), ("data.seq_len=128",)),
+    assert [job.config.overrides for job in trainer.started] == [
+        *(["data.seq_len=64"], ["data.seq_len=64"], ["data.seq_len=128"], ["data.seq_len=128"]),
     ]
     folders = sorted(path.name for path in (root / "results" / "grid" / "tables").iterdir() if path.is_dir())
     assert folders == ["data.seq_len=128+seeds=1", "data.seq_len=64+seeds=1", "seeds=1"]  # the last: across both
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("every_form")
 def test_settings_have_one_table_and_one_figure_over_all(root: Path, call: Call, trainer: Trainer) -> None:
     text = STUDY.replace("tables: [4]\n", "") + "overrides: {settings: {recipe: [], short: [train.steps=500]}}\n"
     (root / "ablations" / "drivers.yaml").write_text(text, encoding="utf-8")

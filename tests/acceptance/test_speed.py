@@ -1,4 +1,4 @@
-"""`gatebench bench`: contenders take turns, and the ratios are those of their medians."""
+"""`gatebench speed`: contenders take turns, and the ratios are those of their medians."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gatebench.training.speed import Contender, take_turns
 
 
 def bench(recipe: str, *words: str) -> dict[str, Any]:
-    fixed = ("bench", "--recipe", recipe, "--threads", "1", "--no-compile", "--rounds", "2", "--steps", "3", "--json")
+    fixed = ("speed", "--recipe", recipe, "--threads", "1", "--no-compile", "--rounds", "2", "--steps", "3", "--json")
     result = CliRunner().invoke(app, [*fixed, *words])
     assert result.exit_code == 0, result.output
     content: dict[str, Any] = json.loads(result.stdout)
