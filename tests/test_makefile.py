@@ -16,6 +16,32 @@ TARGETS = {
     *("help", "setup", "data", "ablation", "sink-lab", "list", "show", "bench", "grid", "status", "tables", "claims"),
     *("test", "test-fast", "test-cluster", "lint", "types", "format", "clean", "clean-runs"),
 }
+VARIABLES = {
+    *(
+        "PYTHON",
+        "VENV",
+        "VARIANT",
+        "RECIPE",
+        "SEEDS",
+        "STUDY",
+        "STUDIES",
+        "ON",
+        "PARALLEL",
+        "WORKERS",
+        "CONFIRM",
+        "ARGS",
+    ),
+}
+
+# Each makes the file `made` where a value is read as part of a shell line, or as one of make.
+HOSTILE = [
+    "x'; touch made; echo '",
+    'x"; touch made; echo "',
+    "$(touch made)`touch made`",
+    "x\ntouch made\n",
+    "$(shell touch made)",
+    "x; touch made & touch made | touch made > made",
+]
 
 # Answers as Python would, but `-m venv` copies this file and `-m pip` only says so in calls.log.
 FAKE_PYTHON = f"""#!/bin/sh
@@ -32,6 +58,7 @@ case "$*" in
             fail) echo "ERROR: No matching distribution found for torch" >&2; exit 1 ;;
             kill) kill -KILL 0 ;;
         esac ;;
+    "-m pytest "*) printf '%s\\0' python "$@" >>words.log ;;
     *) exec {sys.executable} "$@" ;;
 esac
 """
@@ -51,10 +78,10 @@ class Checkout:
     def make(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         # `make test` hands its own flags and variables down; these tests want none of them.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-        for name in ("ARGS", "CONFIRM", "PYTHON", "RECIPE", "SEEDS", "VARIANT", "WORKERS"):
+        for name in VARIABLES:
             inherited.pop(name, None)
         return subprocess.run(
-            ["make", f"PYTHON={self.python}", *words],
+            ["make", *([] if "PYTHON" in env else [f"PYTHON={self.python}"]), *words],
             cwd=self.path,
             env={**inherited, **env},
             capture_output=True,
@@ -69,6 +96,13 @@ class Checkout:
         calls = log.read_text().split() if log.exists() else []
         log.unlink(missing_ok=True)
         return calls
+
+    def words(self) -> list[str]:
+        """Return the words that the commands of the environment were called with since the last time, names first."""
+        log = self.path / "words.log"
+        words = log.read_text().split("\0")[:-1] if log.exists() else []
+        log.unlink(missing_ok=True)
+        return words
 
     @property
     def stamp(self) -> Path:
@@ -88,7 +122,9 @@ def ready(checkout: Checkout) -> Checkout:
     assert checkout.calls() == ["venv", "pip"]
     for name in ("gatebench", "ruff", "mypy"):
         command = checkout.path / ".venv" / "bin" / name
-        command.write_text(f'#!/bin/sh\necho {name} "$@"\nexit "${{FAKE_EXIT:-0}}"\n')
+        command.write_text(
+            f'#!/bin/sh\necho {name} "$@"\nprintf "%s\\0" {name} "$@" >>words.log\nexit "${{FAKE_EXIT:-0}}"\n'
+        )
         command.chmod(0o755)
     return checkout
 
@@ -224,7 +260,7 @@ def test_ablation_passes_what_was_given(ready: Checkout) -> None:
         (["data"], "gatebench data build --preset six_domains"),
         (["list", "ARGS=--table 1"], "gatebench list --table 1"),
         (["show", "VARIANT=g1_headwise"], "gatebench show g1_headwise"),
-        (["bench"], "gatebench bench"),
+        (["bench"], "gatebench speed"),
         (["sink-lab"], "gatebench sweep sinks"),
         (["sink-lab", "SEEDS=1", "ARGS=--json"], "gatebench sweep sinks --seeds 1 --json"),
         (["types"], "mypy"),
@@ -233,6 +269,92 @@ def test_ablation_passes_what_was_given(ready: Checkout) -> None:
 def test_commands(ready: Checkout, words: list[str], command: str) -> None:
     done = ready.make(*words)
     assert (done.returncode, done.stdout) == (0, command + "\n")
+
+
+def test_args_are_split_as_a_shell_splits_them(ready: Checkout) -> None:
+    ready.make("list", r"""ARGS=--a 'b  c' "d 'e'" f\ g --h="i j" '' """)
+    assert ready.words() == ["gatebench", "list", "--a", "b  c", "d 'e'", "f g", "--h=i j", ""]
+
+
+def test_nothing_else_in_args_means_anything(ready: Checkout) -> None:
+    for name in ("a.txt", "b.txt"):
+        (ready.path / name).touch()
+    ready.make("list", "ARGS=*.txt ~ $HOME $(HOME) ; # > a.txt")
+    assert ready.words() == ["gatebench", "list", "*.txt", "~", "$HOME", "$(HOME)", ";", "#", ">", "a.txt"]
+
+
+def test_studies_are_words_and_no_patterns(ready: Checkout) -> None:
+    ready.make("tables", "STUDIES=table1 *  'sinks'", "ARGS=--json")
+    assert ready.words() == ["gatebench", "tables", "table1", "*", "'sinks'", "--json"]
+
+
+def test_args_that_cannot_be_split(ready: Checkout) -> None:
+    done = ready.make("list", "ARGS=--table '1")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == "make: ARGS cannot be split into words: No closing quotation"
+    assert ready.words() == []
+
+
+@pytest.mark.parametrize(
+    ("target", "before", "after"),
+    [
+        ("ablation", "gatebench ablation --variant {VARIANT} --recipe {RECIPE} --seeds {SEEDS}", ""),
+        ("sink-lab", "gatebench sweep sinks --seeds {SEEDS}", ""),
+        ("grid", "gatebench sweep {STUDY} --on {ON} --max-parallel {PARALLEL} --seeds {SEEDS}", ""),
+        ("status", "gatebench status {STUDY} --seeds {SEEDS}", ""),
+        ("show", "gatebench show {VARIANT}", ""),
+        ("test-fast", "python -m pytest -n {WORKERS} --maxprocesses 8 --dist worksteal -m", "not slow and not cluster"),
+    ],
+)
+@pytest.mark.parametrize("origin", ["command line", "environment"])
+def test_a_value_arrives_as_it_was_given(ready: Checkout, target: str, before: str, after: str, origin: str) -> None:
+    for value in HOSTILE:
+        given = {name: f"{name} {value}" for name in VARIABLES - {"PYTHON", "VENV", "ARGS", "CONFIRM"}}
+        if origin == "environment":
+            done = ready.make(target, **given)
+        else:
+            done = ready.make(target, *(f"{name}={value}" for name, value in given.items()))
+        assert done.returncode == 0, done.stderr
+        words = [given.get(word.strip("{}"), word) for word in before.split()]
+        assert ready.words() == words + ([after] if after else [])
+        assert not (ready.path / "made").exists()
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_no_target_runs_what_a_value_says(ready: Checkout, target: str) -> None:
+    """All variables at once, on the command line and in the environment, but the two that must name what is there."""
+    for value in HOSTILE:
+        given = dict.fromkeys(VARIABLES - {"PYTHON", "VENV"}, value)
+        ready.make(target, *(f"{name}={value}" for name, value in given.items()))
+        assert not (ready.path / "made").exists(), value
+        ready.make(target, **given)
+        assert not (ready.path / "made").exists(), value
+
+
+@pytest.mark.parametrize("name", ["PYTHON", "VENV"])
+def test_setup_runs_nothing_that_a_path_says(checkout: Checkout, name: str) -> None:
+    for value in HOSTILE:
+        for target in ("setup", "list", "clean"):
+            checkout.make(target, f"{name}={value}")
+            assert not (checkout.path / "made").exists(), value
+            checkout.make(target, **{name: value})
+            assert not (checkout.path / "made").exists(), value
+
+
+def test_environment_of_another_name(checkout: Checkout) -> None:
+    done = checkout.make("setup", "VENV=my environment's")
+    assert done.returncode == 0, done.stderr
+    assert (checkout.path / "my environment's" / ".setup-stamp").exists()
+
+
+@pytest.mark.parametrize("folder", [".", "", "results"])
+def test_an_environment_never_replaces_another_folder(checkout: Checkout, folder: str) -> None:
+    """A new environment clears its folder first."""
+    (checkout.path / "results").mkdir()
+    done = checkout.make("setup", f"VENV={folder}")
+    assert done.returncode == 2
+    assert done.stderr.startswith("make setup: VENV")
+    assert checkout.calls() == []
 
 
 def test_failure_of_a_command_is_a_failure_of_make(ready: Checkout) -> None:
