@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,12 @@ PACKAGE = ROOT / "gatebench"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Anyone may import these; they import only one another.
-BASE = {"errors", "files", "paths", "config", "recipes", "gatespec", "design", "validation", "variants", "paper"}
+BASE = {"errors", "files", "paths", "config", "identity", "recipes", "gatespec", "design", "validation", "variants"}
+BASE |= {"cores", "paper", "metrics"}
 # Each of these imports from those to its left and from BASE.
 LAYERS = ["model", "data", "training", "hf", "evaluation", "sweep", "report", "cli"]
+
+# What is still to be mended; both end empty, and then go.
 
 TOP_LEVEL = {
     *("README.md", "CHANGELOG.md", "LICENSE", "Makefile", "pyproject.toml", "constraints.txt"),
@@ -39,8 +43,11 @@ def dotted(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+NAMES = {dotted(path) for path in MODULES}
+
+
 def imported(source: str, module: str, is_package: bool) -> Iterator[tuple[int, str]]:
-    """Yield (line, dotted gatebench module) for every import in `source`, those inside functions included."""
+    """Yield (line, dotted gatebench module) for every import in `source`: in functions and for types alone too."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -51,10 +58,11 @@ def imported(source: str, module: str, is_package: bool) -> Iterator[tuple[int, 
                 parents = parents[: len(parents) - node.level + is_package]
                 origin = ".".join([*parents, origin] if origin else parents)
             # `from gatebench import variants` names a module, `from gatebench.variants import get` a thing in one.
-            names = [f"gatebench.{alias.name}" for alias in node.names] if origin == "gatebench" else [origin]
+            within = [f"{origin}.{alias.name}" for alias in node.names]
+            names = within if origin == "gatebench" else [name if name in NAMES else origin for name in within]
         else:
             continue
-        yield from ((node.lineno, name) for name in names if name.split(".")[0] == "gatebench")
+        yield from ((node.lineno, name) for name in dict.fromkeys(names) if name.split(".")[0] == "gatebench")
 
 
 def refused(importer: str, target: str) -> bool:
@@ -84,6 +92,15 @@ def test_imports_point_left(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("part", "barred"), [("analysis", "figures|tables"), ("figures", "tables"), ("read", "analysis|figures|tables")]
+)
+def test_reports_flow_from_reading_over_analysis_to_tables_and_figures(part: str, barred: str) -> None:
+    for path in sorted((PACKAGE / "report" / part).glob("*.py")):
+        for line, name in imported(path.read_text(encoding="utf-8"), dotted(path), path.name == "__init__.py"):
+            assert not re.match(rf"gatebench\.report\.({barred})\b", name), f"{path}:{line} imports {name}"
+
+
+@pytest.mark.parametrize(
     ("module", "line", "is_wrong"),
     [
         ("gatebench.model.gates", "from gatebench.variants import GateSpec", False),
@@ -102,7 +119,33 @@ def test_import_rule_sees_every_form(module: str, line: str, is_wrong: bool) -> 
     assert refused(part_of(module), part_of(found[0])) is is_wrong
 
 
-@pytest.mark.parametrize("part", ["errors", "paths", "config", "recipes", "variants", "paper", "report", "cli"])
+def circle(imports: dict[str, set[str]]) -> list[str]:
+    """Return modules of which each imports the next and the last is the first; none where no import leads back."""
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1]))
+    return []
+
+
+def test_no_import_circle() -> None:
+    imports = {}
+    for path in MODULES:
+        module = dotted(path)
+        names = imported(path.read_text(encoding="utf-8"), module, path.name == "__init__.py")
+        imports[module] = {name for _, name in names if name != module}
+    assert not circle(imports)
+
+
+def test_circles_are_seen() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    found = circle({"a": {"b"}, "b": {"c"}, "c": {"b"}})
+    assert found in (["b", "c", "b"], ["c", "b", "c"])
+
+
+@pytest.mark.parametrize(
+    "part", ["errors", "paths", "config", "recipes", "variants", "paper", "metrics", "report", "cli"]
+)
 def test_no_torch(part: str) -> None:
     """A module of these parts, imported, has not brought torch along."""
     names = [dotted(path) for path in MODULES if part_of(dotted(path)) == part]
@@ -130,7 +173,7 @@ def test_help_needs_no_torch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
 def test_modules_stay_short(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) < 450
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 400
 
 
 @cache
