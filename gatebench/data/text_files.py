@@ -102,8 +102,10 @@ def local_source(paths: Sequence[Path], *, format: str = "auto", records: Record
 
 
 def _in_two(text: str) -> tuple[str, ...]:
-    """Return one long text as two, cut at a line's end: the last tenth (300,000 characters at most) is held out."""
-    place = text.find("\n", len(text) - min(len(text) // 10, 300_000)) + 1
+    """Return one long text as two, cut at a line's or a word's end: the last tenth, 300,000 characters at most."""
+    start = len(text) - min(len(text) // 10, 300_000)
+    ends = [place + 1 for end in "\n " if (place := text.find(end, start)) > 0]
+    place = ends[0] if ends else 0
     return (text[:place], text[place:]) if len(text) >= _LEAST_TO_CUT and 0 < place < len(text) else (text,)
 
 

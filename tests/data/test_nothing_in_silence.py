@@ -180,8 +180,9 @@ def test_a_mark_in_a_file_name_decides_nothing(tmp_path: Path) -> None:
 # A corpus that no run could use.
 
 
-def test_one_long_file_is_cut_so_that_its_end_is_held_out(tmp_path: Path) -> None:
-    (tmp_path / "input.txt").write_text("\n".join(text(i, 20) for i in range(1000)))
+@pytest.mark.parametrize("separator", ["\n", " "])
+def test_one_long_file_is_cut_so_that_its_end_is_held_out(tmp_path: Path, separator: str) -> None:
+    (tmp_path / "input.txt").write_text(separator.join(text(i, 20) for i in range(1000)))
     domain = build(tmp_path, "--from", tmp_path / "input.txt")["domains"]["text"]
     assert (domain["train"]["documents"], domain["heldout"]["documents"]) == (1, 1)
     assert domain["heldout"]["bytes"] == pytest.approx(0.1 * (tmp_path / "input.txt").stat().st_size, abs=200)
