@@ -22,7 +22,8 @@ WRITERS = {
     "sweep/slurm.py:CommandInJob._run": "the log of a child process, appended to",
     "sweep/storage.py:_MendingLock.acquire": "cuts a torn line off a journal, under its lock",
     "hf/export.py:export": "into a temporary folder, which is renamed whole",
-    "hf/export.py:_write": "into a temporary folder, which is renamed whole",
+    "hf/export.py:_write_foreign": "into a temporary folder, which is renamed whole",
+    "hf/export.py:_change_json": "into a temporary folder, which is renamed whole",
     "data/collect.py:collect": "a spool in the temporary folder of a build",
     "data/shards.py:ShardWriter.close": "into the temporary folder of a build, which is renamed whole",
     "data/shards.py:ShardWriter._next_file": "into the temporary folder of a build, which is renamed whole",
@@ -33,6 +34,8 @@ WRITERS = {
 READERS = {
     "evaluation/ruler/questions.py:read_questions": "a user's file of questions, refused in a line of its own",
     "evaluation/benchmarks/mmlu_dev.py:mmlu_dev": "a file of the installed lm-eval",
+    "hf/export.py:_write_tokenizer": "what transformers has written just now",
+    "hf/export.py:_change_json": "what has been written just now",
 }
 """Functions that parse JSON from a file by themselves, and why it is no state of ours."""
 

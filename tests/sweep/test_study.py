@@ -235,7 +235,7 @@ SETTINGS = "recipe: quick\nvariants: [g1_headwise]\noverrides:\n  settings: "
         ("recipe: quick\nvariants: ['table:7']", ("table '7'", "1, 2, 3, 4, 5, 6")),
         ("recipe: quack\nvariants: [g1_headwise]", ("recipe 'quack'", "quick")),
         ("recipe: quick\nvariants: [g1_headwise]\nbaseline: basline", ("basline", "baseline")),
-        ("recipe: quick\nvariants: [g1_headwise]\nseeds: 0", ("seeds=0", "1 to 10,000")),
+        ("recipe: quick\nvariants: [g1_headwise]\nseeds: 0", ("seeds=0", "1 or more, 10,000 at most")),
         ("recipe: quick\nvariants: [g1_headwise]\nseeds: [0, -1]", ("seeds=-1", "0 or more")),
         ("recipe: quick\nvariants: [g1_headwise]\nseeds: [1, 1]", ("seeds=1", "twice")),
         ("recipe: quick\nvariants: [g1_headwise]\nseeds: true", ("seeds=true",)),

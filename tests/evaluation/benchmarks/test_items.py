@@ -93,7 +93,7 @@ def test_mmlu_dev_is_57_subjects() -> None:
 
 
 def test_a_domain_that_is_not_there(corpus: Corpus) -> None:
-    with pytest.raises(UserError, match="unknown domain 'greek'"):
+    with pytest.raises(UserError, match="corpus 'tiny' has no domain 'greek'"):
         items.cloze(corpus, "greek")
 
 
