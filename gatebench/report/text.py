@@ -72,7 +72,7 @@ def seed_text(seeds: Sequence[int]) -> str:
 
 
 def seed_counts(counts: Mapping[str, Sequence[int]]) -> str:
-    """Over how many seeds the means of a table are: 3 seeds; 3 seeds (2 of g1_headwise); 1 to 3 seeds.
+    """Over how many seeds the means of a table are: 3 seeds; 2 to 3 seeds (2 of g1_headwise).
 
     ``counts`` has, by the label of a row, the number of seeds of each of its numbers; none for a row without any.
     """
@@ -82,11 +82,12 @@ def seed_counts(counts: Mapping[str, Sequence[int]]) -> str:
     every = list(ranges.values())
     usual = max(every, key=lambda one: (every.count(one), one))
     others = {label: one for label, one in ranges.items() if one != usual}
+    all_rows = min(low for low, _ in every), max(high for _, high in every)
+    seeds = f"{_from_to(*all_rows)} seed{'' if all_rows == (1, 1) else 's'}"
     if len(others) > MAX_ROWS_NAMED:
-        least, most = min(low for low, _ in every), max(high for _, high in every)
-        return f"{_from_to(least, most)} seeds (the CSV has each row's number)"
+        return f"{seeds} (the CSV has each row's number)"
     words = ", ".join(f"{_from_to(*one)} of {label}" for label, one in others.items())
-    return f"{_from_to(*usual)} seed{'' if usual == (1, 1) else 's'}" + (f" ({words})" if words else "")
+    return f"{seeds} ({words})" if words else seeds
 
 
 def _from_to(least: int, most: int) -> str:

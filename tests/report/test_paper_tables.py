@@ -196,7 +196,7 @@ def test_a_missing_seed_is_in_every_form_and_the_number_of_seeds_is_that_of_the_
     made = document(tables.make(1, frame, "baseline", ["g1_headwise", "g1_elementwise"]))
     for text in every_form(made):
         assert "g1_headwise has no run at seed 2" in text
-        assert "Ours: mean over 3 seeds (2 of SDPA Headwise G1) ± half the width" in text
+        assert "Ours: mean over 2 to 3 seeds (2 of SDPA Headwise G1) ± half the width" in text
         assert "mean over 3 seeds ±" not in text
     whole = document(tables.make(1, frame[frame.seed < 2], "baseline", ["g1_headwise", "g1_elementwise"]))
     assert all("Ours: mean over 2 seeds ± half the width" in text for text in every_form(whole))
@@ -214,14 +214,14 @@ def test_a_run_that_diverged_counts_in_no_mean() -> None:
     rows = [summary(name, seed, 150.0 + seed) for name in ("baseline", "g1_elementwise") for seed in range(3)]
     rows[-1] = diverged("g1_elementwise", 2, 40)
     text = document(tables.make(3, results.as_frame(rows), "baseline", ["g1_elementwise"])).to_markdown()
-    assert "mean over 3 seeds (2 of SDPA Elementwise Gate)" in text
+    assert "mean over 2 to 3 seeds (2 of SDPA Elementwise Gate)" in text
 
 
 @pytest.mark.parametrize(
     ("counts", "text"),
     [
         ({"a": [3, 3], "b": [3], "c": []}, "3 seeds"),
-        ({"a": [3], "b": [3, 1], "c": [2]}, "3 seeds (1 to 3 of b, 2 of c)"),
+        ({"a": [3], "b": [3, 1], "c": [2]}, "1 to 3 seeds (1 to 3 of b, 2 of c)"),
         ({str(n): [n] for n in range(1, 8)}, "1 to 7 seeds (the CSV has each row's number)"),
         ({"a": [1], "b": [1]}, "1 seed"),
         ({"a": []}, "no seed"),
