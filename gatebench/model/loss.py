@@ -12,6 +12,13 @@ from torch import Tensor
 
 CHUNK_LOGITS = 1 << 20
 """Logits held at once: 4 MB in fp32, which stays in a core's cache; on a GPU chunks are 64 times larger."""
+MIN_ROWS = 256
+"""Tokens of a chunk at least: each pays for a gradient of the whole weight, V x C in fp32, whatever its logits cost."""
+
+
+def chunk_rows(vocab_size: int, *, is_cuda: bool) -> int:
+    """Return the tokens of a chunk."""
+    return max(MIN_ROWS, CHUNK_LOGITS * (64 if is_cuda else 1) // vocab_size)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -21,7 +28,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the mean loss (fp32): `hidden` (N, C), `weight` (V, C), `targets` (N,); products in `dtype`."""
         n = targets.numel()
-        rows = max(1, CHUNK_LOGITS * (64 if hidden.is_cuda else 1) // weight.shape[0])
+        rows = chunk_rows(weight.shape[0], is_cuda=hidden.is_cuda)
         low = weight.to(dtype)
         wanted = any(ctx.needs_input_grad[:2])
         grad_hidden = torch.empty_like(hidden) if wanted else None

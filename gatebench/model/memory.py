@@ -14,7 +14,8 @@ from gatebench.model.accounting import KERNEL_COSTS, Accounting, gate_site, laye
 from gatebench.variants import Variant
 
 LOGITS_AT_ONCE = 1 << 20
-"""Of the loss, on a CPU; 64 times as many on a GPU (`model/loss.py`)."""
+"""Of the loss, on a CPU; 64 times as many on a GPU, and more of a large vocabulary (`model/loss.py`)."""
+ROWS_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,14 @@ def memory(config: RunConfig, costs: Accounting, *, bf16: bool, gpu: bool) -> Me
     buckets = costs.n_params if world > 1 and not sharded else 0
     layer = layer_activations(model, variant, config.data.seq_len, bf16=bf16)
     kept = 4 * model.d_model * model.n_layers + layer if config.train.recompute else model.n_layers * layer
+    logits = max(LOGITS_AT_ONCE * (64 if gpu else 1), ROWS_AT_ONCE * model.vocab_size)
     return Memory(
         weights=4 * (own + whole),
         gradients=4 * (own + whole + buckets),
         optimizer=8 * own,
         copies=2 * (costs.n_params - embedding) if bf16 else 0,
         activations=tokens * (kept + 12 * model.d_model),
-        loss=embedding * (4 + element) + LOGITS_AT_ONCE * (64 if gpu else 1) * (8 + element),
+        loss=embedding * (4 + element) + logits * (8 + element),
     )
 
 

@@ -18,6 +18,7 @@ from gatebench.model.loss import linear_cross_entropy
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven rows of 50 logits a chunk, so that 33 tokens make four whole chunks and a part of one."""
     monkeypatch.setattr(losses, "CHUNK_LOGITS", 350)
+    monkeypatch.setattr(losses, "MIN_ROWS", 1)
 
 
 def _example() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -74,3 +75,14 @@ def test_model_loss_equals_cross_entropy_of_its_logits(tied: bool) -> None:
     torch.testing.assert_close(loss, direct, rtol=1e-6, atol=1e-6)
     for ours, grad in zip(torch.autograd.grad(loss, list(model.parameters())), expected, strict=True):
         torch.testing.assert_close(ours, grad, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "is_cuda", "rows"),
+    [(4096, False, 256), (512, False, 2048), (49_152, False, 256), (151_936, True, 441)],
+)
+def test_a_chunk_has_rows_enough_to_pay_for_its_gradient_of_the_weight(
+    vocab_size: int, is_cuda: bool, rows: int
+) -> None:
+    """21 rows at a vocabulary of 49,152 made the loss 3.6 times slower than 256 do."""
+    assert losses.chunk_rows(vocab_size, is_cuda=is_cuda) == rows

@@ -10,8 +10,8 @@ from gatebench.config import ModelConfig, MoEConfig
 from gatebench.model.accounting import KERNEL_COSTS, account
 from gatebench.model.build import build_model
 from gatebench.model.kernels import KERNELS
-from gatebench.model.loss import CHUNK_LOGITS
-from gatebench.model.memory import LOGITS_AT_ONCE, layer_activations, memory
+from gatebench.model.loss import CHUNK_LOGITS, MIN_ROWS
+from gatebench.model.memory import LOGITS_AT_ONCE, ROWS_AT_ONCE, layer_activations, memory
 from gatebench.recipes import make_run
 
 SHAPE = {"d_model": 256, "n_heads": 4, "n_kv_heads": 2, "head_dim": 32, "vocab_size": 64}
@@ -116,7 +116,7 @@ def test_every_kernel_without_a_fused_form_counts_its_maps() -> None:
 
 
 def test_the_loss_holds_as_many_logits_as_are_counted() -> None:
-    assert LOGITS_AT_ONCE == CHUNK_LOGITS
+    assert (LOGITS_AT_ONCE, ROWS_AT_ONCE) == (CHUNK_LOGITS, MIN_ROWS)
 
 
 def test_maps_grow_with_the_context() -> None:
